@@ -13,7 +13,6 @@ TESTS = (
     "tests/integration/gateway/test_engine_faults.py",
     "tests/integration/gateway/upstream/test_engine_http_faults.py",
     "tests/integration/gateway/test_engine_failures.py",
-    "tests/properties/gateway/protocols/test_addresses.py",
     "tests/properties/gateway/protocols/test_engine_errors.py",
 )
 run = suite(TESTS)

@@ -10,7 +10,6 @@ limits hold, and the oldest goes first.
 """
 TESTS = (
     "tests/properties/gateway/storage/test_database.py",
-    "tests/properties/gateway/storage/test_conversation_tree.py",
     "tests/integration/gateway/test_responses_process.py",
 )
 run = suite(TESTS)

@@ -18,7 +18,6 @@ TESTS = (
     "tests/properties/gateway/protocols/rerank/test_rerank.py",
     "tests/properties/gateway/protocols/test_file_paths.py",
     "tests/properties/gateway/protocols/test_system_messages.py",
-    "tests/properties/gateway/protocols/test_prompt_length.py",
     "tests/unit/gateway/protocols/chat/test_reasoning.py",
 )
 run = suite(TESTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, SessionBinding, Stamp
 from controller.schema.status import ModelState
@@ -86,6 +87,13 @@ class AdmissionHarness:
 
     def leave(self, ticket: Ticket) -> list[Grant]:
         return list(self.admission.release_ticket(ticket, self.now))
+
+
+def harness_of(replicas: Sequence[str], **fields: Any) -> AdmissionHarness:
+    """With a table of the model `m`, which has these replicas."""
+    harness = AdmissionHarness()
+    harness.table(route_of("m", replicas, **fields))
+    return harness
 
 
 def where(ticket: Ticket) -> str:

@@ -69,9 +69,7 @@ seconds = st.sampled_from((0.5, 1.0, 3.0, 10.0))
 
 @settings(max_examples=campaign_count(20, 600))
 @given(st.integers(1, 8), seconds, seconds, st.integers(1, 5), st.integers(1, 50))
-def test_two_tenants_get_the_same_whatever_they_send(
-    slots: int, a: float, b: float, backlog_a: int, backlog_b: int
-) -> None:
+def test_two_tenants_get_the_same(slots: int, a: float, b: float, backlog_a: int, backlog_b: int) -> None:
     busy = _always_backlogged(slots, {"a": a, "b": b}, {"a": backlog_a, "b": backlog_b}, [1.0, 1.0])
     assert busy.served["a"] == pytest.approx(busy.served["b"], rel=0.1)
 
@@ -100,9 +98,7 @@ def test_two_closed_groups_of_clients_get_the_same(slots: int, more: int) -> Non
 @given(
     st.integers(1, 4),
     st.lists(
-        st.tuples(st.sampled_from("abcd"), st.sampled_from((1.0, 2.0, 4.0)), st.integers(0, 2)),
-        min_size=1,
-        max_size=25,
+        st.tuples(st.sampled_from("abcd"), st.sampled_from((1.0, 2.0, 4.0)), st.integers(0, 2)), min_size=1, max_size=25
     ),
     st.integers(0, 12),
     st.sampled_from((0.5, 2.0)),

@@ -19,6 +19,7 @@ from gateway.sessions.replica_sessions import Sampling, SessionClaim
 from gateway.sessions.transcript import Transcript
 from tests.support.admission import route_of, routes_of, where
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 CAPACITY = 3
 
@@ -141,8 +142,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert all(each.engine_slot == slot for each, slot in placed.items())
             held = {}
             for key in placement.sessions:
-                session = placement.sessions.find_session(key)
-                assert session is not None
+                session = present(placement.sessions.find_session(key))
                 if session.slot is not None:
                     held[session.slot] = key
             assert {slot: key for slot, key in enumerate(placement.slots._holders) if key is not None} == held

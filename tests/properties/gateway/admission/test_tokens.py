@@ -49,9 +49,7 @@ def come_and_go(data: st.DataObject, world: TokenWorld, tokens_per_byte: st.Sear
 
 @settings(max_examples=campaign_count(25, 1_500))
 @given(st.data(), worlds(), st.sampled_from((0.1, 0.25, 0.5, 1.0)))
-def test_an_engine_that_counts_right_never_has_more_tokens_than_it_holds(
-    data: st.DataObject, world: TokenWorld, rate: float
-) -> None:
+def test_an_engine_that_counts_right_is_never_overfull(data: st.DataObject, world: TokenWorld, rate: float) -> None:
     come_and_go(data, world, st.floats(rate * 0.96, rate), most=6)
     assert world.overruns == 0
     assert world.most_inside <= world.capacity
@@ -64,9 +62,7 @@ def test_an_engine_that_counts_right_never_has_more_tokens_than_it_holds(
 
 @settings(max_examples=campaign_count(25, 1_500))
 @given(st.data(), worlds(), st.sampled_from((0.0, 0.05, 0.3, 0.7, 1.0, 3.0, 50.0)))
-def test_whatever_an_engine_counts_everybody_comes_to_an_end(
-    data: st.DataObject, world: TokenWorld, reported: float
-) -> None:
+def test_everybody_comes_to_an_end(data: st.DataObject, world: TokenWorld, reported: float) -> None:
     world.reported = reported
     come_and_go(data, world, st.floats(0.05, 1.0), most=6)
     for request in world.requests:

@@ -19,6 +19,7 @@ from gateway.streams.registry import OVERHEAD_BYTES, StreamRegistry
 from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_folder import StreamFolder
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 RING_BYTES: Final = 300
 MAX_BYTES: Final = 5 * (OVERHEAD_BYTES + RING_BYTES)
@@ -186,8 +187,7 @@ class StreamsMachine(RuleBasedStateMachine):
             raise AssertionError("the producer has ended it")
         known = self.model.streams[tenant, name] = Known(self.now)
         stream.producer = Producer(self, stream, known)
-        file = self.files.new_file(stream, None)
-        assert file is not None
+        file = present(self.files.new_file(stream, None))
         stream.keep_in_file(file)
 
     @precondition(lambda self: self.live())

@@ -74,9 +74,7 @@ def test_never_more_than_the_limit_in_any_window(per_minute: int, tokens: int, s
 
 @settings(max_examples=campaign_count(50, 2_500))
 @given(capacities, st.integers(1, 4), steps)
-def test_what_runs_is_counted_exactly_and_ends_at_zero(
-    tokens: int, concurrency: int, script: list[tuple[str, int]]
-) -> None:
+def test_what_runs_is_counted_and_ends_at_zero(tokens: int, concurrency: int, script: list[tuple[str, int]]) -> None:
     limits, keys, now = RateLimits(), ring(None, tokens, concurrency), 0.0
     inside: list[RateLimitEntry] = []
     for what, number in script:

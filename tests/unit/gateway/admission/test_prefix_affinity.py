@@ -30,17 +30,6 @@ def test_the_longest_beginning_comes_first_and_the_longest_unused_is_forgotten()
     assert list(affinity.matching_replicas([4, 3, 2, 1])) == ["d", "c", "b"]
 
 
-def test_a_conversation_that_went_on_shares_the_keys_of_its_beginning() -> None:
-    before, after, other = (
-        prefix_keys(_said("be nice", "hello")),
-        prefix_keys(_said("be nice", "hello", "hi!", "and?")),
-        prefix_keys(_said("be nice", "good-bye", "hi!", "and?")),
-    )
-    assert (len(before), len(after)) == (2, 4)
-    assert after[2:] == before
-    assert set(after) & set(other) == {before[-1]}
-
-
 def test_parts_tools_and_roles_count() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000 + "B"}}
@@ -56,7 +45,7 @@ def test_parts_tools_and_roles_count() -> None:
     assert [prefix_keys(body)[0] for body in bodies] == keys
 
 
-def test_a_key_of_the_clients_own_comes_first() -> None:
+def test_what_comes_first() -> None:
     plain = prefix_keys(_said("hello"))
     keyed = prefix_keys(_said("hello") | {"prompt_cache_key": "agent-7"})
     other = prefix_keys({"input": "good-bye", "prompt_cache_key": "agent-7"})
@@ -65,6 +54,12 @@ def test_a_key_of_the_clients_own_comes_first() -> None:
     assert prefix_keys({"prompt_cache_key": "agent-8"}) != other
     for nothing in ("", None, 7, ["a"]):
         assert prefix_keys(_said("hello") | {"prompt_cache_key": nothing}) == plain
+    # Anthropic's system is a part of every beginning.
+    plain = prefix_keys(_said("hello"))
+    first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
+    assert len(first) == len(second) == 1
+    assert len({*plain, *first, *second}) == 3
+    assert prefix_keys(_said("hello", "more") | {"system": "be nice"})[1:] == first
 
 
 def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
@@ -91,14 +86,6 @@ def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
     assert len({key for keys in [before, *others] for key in keys}) == len(others) + 1
 
 
-def test_anthropics_system_is_a_part_of_every_beginning() -> None:
-    plain = prefix_keys(_said("hello"))
-    first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
-    assert len(first) == len(second) == 1
-    assert len({*plain, *first, *second}) == 3
-    assert prefix_keys(_said("hello", "more") | {"system": "be nice"})[1:] == first
-
-
 SYSTEM = {"role": "system", "content": "be nice"}
 DEVELOPER = {"role": "developer", "content": [{"type": "text", "text": "be brief"}]}
 
@@ -110,28 +97,21 @@ def _asks(text: str, *before: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda text: _asks(text, SYSTEM),
-        lambda text: _asks(text, SYSTEM, DEVELOPER, SYSTEM),
-        lambda text: _asks(text) | {"system": "be nice"},
-        lambda text: _asks(text, SYSTEM) | {"system": [{"type": "text", "text": "be nice"}]},
+        lambda text: prefix_keys(_asks(text, SYSTEM)),
+        lambda text: prefix_keys(_asks(text, SYSTEM, DEVELOPER, SYSTEM)),
+        lambda text: prefix_keys(_asks(text) | {"system": "be nice"}),
+        lambda text: prefix_keys(_asks(text, SYSTEM) | {"system": [{"type": "text", "text": "be nice"}]}),
+        lambda text: prefix_keys({}, Prompt(turns=(System("nice"), System("brief"), User((Text(text),))))),
     ],
 )
 def test_what_is_alike_in_its_system_prompt_alone_shares_no_key(ask: Any) -> None:
-    first, second = prefix_keys(ask("hello")), prefix_keys(ask("good-bye"))
+    first, second = ask("hello"), ask("good-bye")
     assert len(first) == len(second) == 1
     assert first != second
-    assert prefix_keys(ask("hello")) == first
+    assert ask("hello") == first
 
 
-def test_nor_does_what_a_translation_has_read() -> None:
-    def read(text: str) -> list[int]:
-        return prefix_keys({"input": "x"}, Prompt(turns=(System("be nice"), System("be brief"), User((Text(text),)))))
-
-    assert len(read("hello")) == 1
-    assert not {*read("hello")} & {*read("good-bye")}
-
-
-def test_a_system_prompt_alone_has_no_key_and_a_later_one_is_a_message_like_others() -> None:
+def test_system_prompts_have_no_keys() -> None:
     assert prefix_keys({"messages": [SYSTEM, DEVELOPER]}) == []
     assert prefix_keys({"messages": [], "system": "be nice"}) == []
     said = {"role": "user", "content": "hello"}
@@ -139,12 +119,10 @@ def test_a_system_prompt_alone_has_no_key_and_a_later_one_is_a_message_like_othe
     assert len(keys) == 3
     assert keys[2:] == prefix_keys({"messages": [SYSTEM, said]})
     assert keys[2:] != prefix_keys({"messages": [said]}), "what it is a beginning of"
-
-
-def test_a_long_system_prompt_leaves_the_most_keys_to_what_follows() -> None:
-    said = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
-    assert len(prefix_keys({"messages": [SYSTEM, *said]})) == MOST_KEYS - 1
-    assert prefix_keys({"messages": [SYSTEM] * MOST_KEYS + said}) == []
+    # A long system prompt leaves the most keys to what follows.
+    many = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
+    assert len(prefix_keys({"messages": [SYSTEM, *many]})) == MOST_KEYS - 1
+    assert prefix_keys({"messages": [*[SYSTEM] * MOST_KEYS, *many]}) == []
 
 
 @settings(max_examples=campaign_count(50, 5_000))
@@ -153,9 +131,7 @@ def test_a_long_system_prompt_leaves_the_most_keys_to_what_follows() -> None:
     st.lists(st.text(max_size=5), min_size=1, max_size=5),
     st.lists(st.text(max_size=5), min_size=1, max_size=5),
 )
-def test_conversations_share_as_many_keys_as_they_share_messages_that_follow_the_system_prompt(
-    system: list[dict[str, Any]], first: list[str], second: list[str]
-) -> None:
+def test_conversations_share_keys(system: list[dict[str, Any]], first: list[str], second: list[str]) -> None:
     keys = [prefix_keys({"messages": [*system, *_said(*texts)["messages"]]})[::-1] for texts in (first, second)]
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
@@ -165,13 +141,15 @@ def test_conversations_share_as_many_keys_as_they_share_messages_that_follow_the
     assert not {*keys[0][shared:]} & {*keys[1][shared:]}
 
 
-def test_a_prompt_has_a_key_for_each_whole_block() -> None:
+def test_a_prompt_has_a_key_for_each_whole_block_up_to_a_bound() -> None:
     text = "".join(chr(97 + number % 26) for number in range(BLOCK * 3 + 5))
     keys = prefix_keys({"prompt": text})
     assert len(keys) == 3
     assert prefix_keys({"prompt": text[: BLOCK * 2] + "!" * BLOCK})[1:] == keys[1:]
     assert prefix_keys({"prompt": text[: BLOCK * 2] + "!" * BLOCK})[0] != keys[0]
     assert prefix_keys({"prompt": "!" + text}) != keys
+    assert len(prefix_keys(_said(*map(str, range(10_000))))) == MOST_KEYS
+    assert len(prefix_keys({"prompt": "x" * 5_000_000})) == MOST_KEYS
 
 
 @pytest.mark.parametrize(
@@ -179,11 +157,6 @@ def test_a_prompt_has_a_key_for_each_whole_block() -> None:
 )
 def test_other_shapes_have_none(fields: dict[str, Any]) -> None:
     assert prefix_keys(fields) == []
-
-
-def test_keys_are_bounded() -> None:
-    assert len(prefix_keys(_said(*map(str, range(10_000))))) == MOST_KEYS
-    assert len(prefix_keys({"prompt": "x" * 5_000_000})) == MOST_KEYS
 
 
 class _Watched(list[Any]):

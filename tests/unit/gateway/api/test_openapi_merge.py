@@ -20,37 +20,32 @@ from gateway.settings import GatewaySettings
 
 
 def ref(name: str) -> dict[str, str]:
-    """A reference to a schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def answer(schema: Any, **operation: Any) -> dict[str, Any]:
-    """A path with a GET that answers `schema`."""
     body = {"application/json": {"schema": schema}}
     return {"get": {"responses": {"200": {"description": "x", "content": body}}, **operation}}
 
 
 def document(paths: dict[str, Any], schemas: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A document."""
     components = {} if schemas is None else {"components": {"schemas": schemas}}
     return {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": paths, **components, **more}
 
 
 def schemas_of(merged: dict[str, Any]) -> dict[str, Any]:
-    """Its schemas, by name."""
     schemas: dict[str, Any] = merged["components"]["schemas"]
     return schemas
 
 
 def schema_of(merged: dict[str, Any], path: str) -> Any:
-    """What the GET of a path answers."""
     return merged["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
 
 
 OWN = document({"/v1/models": answer(ref("Error"))}, {"Error": {"type": "object"}}, tags=[{"name": "models"}])
 
 
-def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
+def test_only_admin_paths_come_over_and_neither_document_is_changed() -> None:
     controller = document(
         {
             "/v1/admin/models": answer(ref("List")),
@@ -63,29 +58,29 @@ def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
     merged = merge_documents(OWN, controller)
     assert set(merged["paths"]) == {"/v1/models", "/v1/admin/models"}
     assert set(schemas_of(merged)) == {"Error", "List", "Row"}
-
-
-def test_neither_document_is_changed() -> None:
+    # Only tags in use come over.
+    controller = document(
+        {"/v1/admin/x": answer({}, tags=["admin", "models"]), "/internal/y": answer({}, tags=["internal"])},
+        tags=[{"name": "internal"}, {"name": "admin", "description": "d"}, {"name": "models", "description": "other"}],
+    )
+    assert merge_documents(OWN, controller)["tags"] == [{"name": "models"}, {"name": "admin", "description": "d"}]
+    # Neither document is changed.
     controller = document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}})
     before = copy.deepcopy((OWN, controller))
     merge_documents(OWN, controller)
     assert (OWN, controller) == before
 
 
-def test_the_same_component_is_there_once() -> None:
+def test_a_component_of_the_same_name_is_there_once_if_it_is_the_same() -> None:
     merged = merge_documents(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "object"}}))
     assert set(schemas_of(merged)) == {"Error"}
     assert schema_of(merged, "/v1/admin/models") == ref("Error")
-
-
-def test_another_component_of_the_same_name_gets_another_name() -> None:
+    # Another component of the same name gets another name.
     merged = merge_documents(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}}))
     assert schemas_of(merged) == {"Error": {"type": "object"}, "ControllerError": {"type": "string"}}
     assert schema_of(merged, "/v1/admin/models") == ref("ControllerError")
     assert schema_of(merged, "/v1/models") == ref("Error")
-
-
-def test_a_new_name_is_free() -> None:
+    # A new name is free.
     controller = document(
         {"/v1/admin/models": answer({"anyOf": [ref("Error"), ref("ControllerError")]})},
         {"Error": {"type": "string"}, "ControllerError": {"type": "number"}},
@@ -95,7 +90,7 @@ def test_a_new_name_is_free() -> None:
     assert schemas_of(merged)["ControllerError"] == {"type": "number"}
 
 
-def test_the_same_text_that_refers_to_something_else_is_not_the_same() -> None:
+def test_what_refers_to_something_else_is_not_the_same() -> None:
     same = {"Envelope": {"properties": {"error": ref("Body")}}, "Outer": {"items": ref("Envelope")}}
     own = document({"/v1/models": answer(ref("Outer"))}, {**same, "Body": {"type": "object"}})
     controller = document({"/v1/admin/models": answer(ref("Outer"))}, {**same, "Body": {"type": "string"}})
@@ -104,29 +99,17 @@ def test_the_same_text_that_refers_to_something_else_is_not_the_same() -> None:
     assert schemas["ControllerEnvelope"] == {"properties": {"error": ref("ControllerBody")}}
     assert schemas["ControllerBody"] == {"type": "string"}
     assert schemas["Outer"] == same["Outer"]
-
-
-def test_components_that_refer_to_each_other() -> None:
+    # Components that refer to each other.
     loop = {"A": {"items": ref("B")}, "B": {"items": ref("A")}}
     assert set(schemas_of(merge_documents(OWN, document({"/v1/admin/x": answer(ref("A"))}, loop)))) == {
         "Error",
         "A",
         "B",
     }
-
-
-def test_a_discriminators_mapping_is_renamed_too() -> None:
+    # A discriminator's mapping is renamed too.
     union = {"oneOf": [ref("Error")], "discriminator": {"propertyName": "k", "mapping": {"e": ref("Error")["$ref"]}}}
     merged = merge_documents(OWN, document({"/v1/admin/x": answer(union)}, {"Error": {"type": "string"}}))
     assert schema_of(merged, "/v1/admin/x")["discriminator"]["mapping"] == {"e": ref("ControllerError")["$ref"]}
-
-
-def test_only_tags_in_use_come_over() -> None:
-    controller = document(
-        {"/v1/admin/x": answer({}, tags=["admin", "models"]), "/internal/y": answer({}, tags=["internal"])},
-        tags=[{"name": "internal"}, {"name": "admin", "description": "d"}, {"name": "models", "description": "other"}],
-    )
-    assert merge_documents(OWN, controller)["tags"] == [{"name": "models"}, {"name": "admin", "description": "d"}]
 
 
 def test_what_the_gateway_itself_may_answer_is_added() -> None:
@@ -157,7 +140,6 @@ Envelope: Any = create_model("ErrorEnvelope", rows=(list[int], ...))
 
 
 def own_document() -> dict[str, Any]:
-    """The gateway's own."""
     framework: Any = create_gateway(GatewaySettings(controller_url="unix:/nowhere"), None).app._framework
     described: dict[str, Any] = framework.openapi()
     return described
@@ -204,9 +186,7 @@ def test_each_error_status_of_an_inference_route_lists_its_codes() -> None:
             described = operation["responses"][str(ERROR_CODES[code].status)]["description"]
             assert f"`{code}`: {ERROR_CODES[code].meaning}" in described
             assert f"`{code}`" in operation["description"]
-
-
-def test_errors_are_grouped_by_status() -> None:
+    # Errors are grouped by status.
     both = error_responses("model_loading", "unknown_model", "controller_unavailable")
     assert list(both) == [404, 503]
     assert both[503]["description"].count("\n") == 1

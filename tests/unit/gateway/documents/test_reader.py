@@ -37,9 +37,14 @@ async def refused(reader: DocumentReader, data: bytes | str) -> str:
     return caught.value.message
 
 
-async def test_pages_are_told_in_order() -> None:
+async def test_pages_are_told_in_order_and_a_process_that_does_not_start_gives_its_place_back() -> None:
     texts = await DocumentReader().read_texts([part(make_pdf("One.", "", "Two.")), part(make_pdf("Three."))])
     assert texts == ["One.\n\nTwo.", "Three."]
+    # A process that does not start gives its place back.
+    reader = DocumentReader(("/nowhere/at-all",))
+    for _ in range(AT_ONCE + 1):
+        with pytest.raises(FileNotFoundError):
+            await asyncio.wait_for(reader.read_texts([part(b"x")]), DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +61,10 @@ async def test_what_cannot_be_read(data: bytes | str, reason: str) -> None:
     assert reason in await refused(DocumentReader(), data)
 
 
-def test_an_encrypted_one() -> None:
+def test_encrypted_files_and_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extract_text.extract_text(make_encrypted_pdf("")) == "secret"
     with pytest.raises(UnreadableFileError, match="encrypted"):
         extract_text.extract_text(make_encrypted_pdf("x"))
-
-
-def test_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract_text, "MOST_TEXT_BYTES", 10)
     with pytest.raises(UnreadableFileError, match="more than 10 bytes"):
         extract_text.extract_text(make_pdf("123456", "789012"))
@@ -114,9 +116,7 @@ async def test_the_event_loop_goes_on_while_a_process_is_started(monkeypatch: py
     assert went_on.is_set()
 
 
-async def test_a_reading_that_is_cancelled_while_its_process_starts_leaves_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_cancelled_reading_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, may_start, is_asked = DocumentReader(WAITS), threading.Event(), asyncio.Event()
     loop, start, started = asyncio.get_running_loop(), subprocess.Popen, []
 
@@ -135,10 +135,3 @@ async def test_a_reading_that_is_cancelled_while_its_process_starts_leaves_none(
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, DEADLINE_S)
     assert started[0].returncode == -signal.SIGKILL
-
-
-async def test_a_process_that_does_not_start_gives_its_place_back() -> None:
-    reader = DocumentReader(("/nowhere/at-all",))
-    for _ in range(AT_ONCE + 1):
-        with pytest.raises(FileNotFoundError):
-            await asyncio.wait_for(reader.read_texts([part(b"x")]), DEADLINE_S)

@@ -19,7 +19,6 @@ CHAT = ("/v1/chat/completions", "/v1/chat/completions/input_tokens")
 
 
 def way(path: str, backend: str, apis: tuple[str, ...], **fields: Any) -> ServingOption:
-    """How a request is served."""
     request = parse_request(json.dumps({"model": "m", **fields}).encode(), may_stream=True)
     return serving_option(path, request, route("m", apis=apis).model_copy(update={"backend": backend}))
 
@@ -35,8 +34,5 @@ def test_an_engines_own_messages_are_first_unless_they_are_flawed(path: str, our
     assert translated.target in CHAT
     with pytest.raises(RoundhouseError, match="does not offer"):
         way(path, "llama_server", ("/v1/embeddings",))
-
-
-def test_a_word_for_thinking_is_nothing_that_an_engine_of_anthropics_knows() -> None:
     for thinking, dialect in (("enabled", MESSAGES_VIA_CHAT), ({"type": "enabled"}, MESSAGES), (None, MESSAGES)):
         assert way("/v1/messages", "openai_remote", NATIVE + CHAT, thinking=thinking).dialect is dialect

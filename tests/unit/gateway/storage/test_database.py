@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sqlite3
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from common.sqlite_files import NewerDatabaseError, is_damaged
+from common.sqlite_files import NewerDatabaseError, OlderDatabaseError, is_damaged
+from common.state_files import RESPONSES_SCHEMA_VERSION
 from controller.schema.errors import RoundhouseError
+from gateway.storage import schema
 from gateway.storage.database import FREE_PAGES, RESTARTED, StateDatabase
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.table_file import DatabaseFullError
+from tests.support.outcomes import error_of, present
 from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 
 BOUNDS = HistoryBounds(MIB)
@@ -38,11 +42,9 @@ def history(database: StateDatabase, previous: str, *, tenant: str = "t", bounds
 
 
 def refused(database: StateDatabase, previous: str, **more: Any) -> tuple[str, str]:
-    """Code and message."""
-    with pytest.raises(RoundhouseError) as caught:
-        history(database, previous, **more)
-    assert caught.value.param == "previous_response_id"
-    return caught.value.entry.code, caught.value.message
+    error = error_of(lambda: history(database, previous, **more))
+    assert error.param == "previous_response_id"
+    return error.entry.code, error.message
 
 
 def ids(*names: str) -> list[str]:
@@ -57,19 +59,14 @@ def chain(database: StateDatabase, names: str) -> None:
         database.save_objects(stored(name, before))
 
 
-def test_what_is_saved_is_found_as_it_was(database: StateDatabase) -> None:
+def test_what_is_saved_is_found_as_it_was_the_last_of_each(database: StateDatabase) -> None:
     database.save_objects(stored("a", said="\ud800 é"))
-    found = database.find_response("t", rid("a"))
-    assert found is not None
+    found = present(database.find_response("t", rid("a")))
     assert found == ("m", response("a", said="\ud800 é"))
     assert list(found.response) == list(response("a"))
-
-
-def test_a_later_save_takes_the_place_of_an_earlier_one(database: StateDatabase) -> None:
     database.save_objects(stored("a", status="queued"))
     database.save_objects(stored("a", said="at last"))
-    found = database.find_response("t", rid("a"))
-    assert found is not None
+    found = present(database.find_response("t", rid("a")))
     assert found.response == response("a", said="at last")
     assert database.count_stored().responses == 1
 
@@ -79,9 +76,11 @@ def test_a_conversation_is_told_from_its_beginning(database: StateDatabase) -> N
     database.save_objects(stored("x", "a"))
     assert history(database, "c") == ids("a", "b", "c")
     assert history(database, "x") == ids("a", "x")
-    made_of = database.list_input_items("t", rid("c"))
-    assert made_of is not None
+    made_of = present(database.list_input_items("t", rid("c")))
     assert [item["id"] for item in made_of[1]] == [*ids("a", "b"), iid("c", "in")]
+    chain(database, "abc")
+    size = sum(stored(name).items_size for name in "abc")
+    assert history(database, "c", bounds=HistoryBounds(size, items=6, responses=3)) == ids("a", "b", "c")
 
 
 def test_of_another_tenant_nothing_is_told_apart_from_nothing(database: StateDatabase) -> None:
@@ -107,22 +106,17 @@ def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: StateDa
         f"The response '{rid('a')}', which '{rid('c')}' continues, is not stored any more.",
     )
     assert database.find_response("t", rid("c")) is not None
-    made_of = database.list_input_items("t", rid("c"))
-    assert made_of is not None
+    made_of = present(database.list_input_items("t", rid("c")))
     assert [item["id"] for item in made_of[1]] == [*ids("b"), iid("c", "in")]
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 def test_what_has_no_answer_cannot_be_continued(database: StateDatabase, status: str) -> None:
-    database.save_objects(stored("a", status=status))
+    database.save_objects(stored("a", status=status), stored("b", status="incomplete"))
     code, said = refused(database, "a")
     assert code == "invalid_request"
     assert f"it is {status}" in said
-
-
-def test_what_was_cut_can_be_continued(database: StateDatabase) -> None:
-    database.save_objects(stored("a", status="incomplete"))
-    assert history(database, "a") == ids("a")
+    assert history(database, "b") == ids("b"), "what was cut can be"
 
 
 def test_items_are_found_by_their_ids_the_newest_of_each(database: StateDatabase) -> None:
@@ -153,15 +147,7 @@ def test_a_conversation_is_bounded(database: StateDatabase, bounds: HistoryBound
     assert history(database, "a", bounds=bounds) == ids("a")
 
 
-def test_a_conversation_of_just_as_much_is_continued(database: StateDatabase) -> None:
-    chain(database, "abc")
-    size = sum(stored(name).items_size for name in "abc")
-    assert history(database, "c", bounds=HistoryBounds(size, items=6, responses=3)) == ids("a", "b", "c")
-
-
-def test_what_nobody_continues_goes_after_its_time_and_what_is_used_stays(
-    database: StateDatabase, clock: Clock
-) -> None:
+def test_what_nobody_continues_goes_after_its_time(database: StateDatabase, clock: Clock) -> None:
     database.save_objects(stored("a"))
     database.save_objects(stored("lonely"))
     clock.now += 0.9 * HOUR
@@ -202,22 +188,14 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     assert (tmp_path / "responses.db").stat().st_size <= MIB
 
 
-def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
-    database = opened(tmp_path, clock, max_mib=1)
-    database.save_objects(stored("a"))
-    with pytest.raises(DatabaseFullError):
-        database.save_objects(stored("b", asked="x" * MIB))
-    assert database.find_response("t", rid("a")) is not None
-    assert database.find_response("t", rid("b")) is None
-    database.close()
-
-
-def test_what_runs_makes_no_room(tmp_path: Path, clock: Clock) -> None:
+def test_what_is_too_large_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock, max_mib=1)
     for name in ("a", "b"):
         database.save_objects(stored(name, status="queued", asked="x" * 400_000))
-    with pytest.raises(DatabaseFullError):
-        database.save_objects(stored("c", asked="x" * 400_000))
+    for size in (400_000, MIB):
+        with pytest.raises(DatabaseFullError):
+            database.save_objects(stored("c", asked="x" * size))
+    assert database.find_response("t", rid("c")) is None
     clock.now += 2 * HOUR
     database.sweep_expired()
     assert database.count_stored().responses == 2
@@ -243,8 +221,7 @@ def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) ->
     database.save_objects(stored("b"))
     database.close()
     database = opened(tmp_path, clock)
-    found = database.find_response("t", rid("a"))
-    assert found is not None
+    found = present(database.find_response("t", rid("a")))
     assert (found.response["status"], found.response["error"]["message"]) == ("failed", RESTARTED)
     assert found.response["error"]["code"] == "server_error"
     assert found.response["metadata"] == {"name": "a"}
@@ -253,16 +230,13 @@ def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) ->
     database.close()
 
 
-def test_the_file_is_its_owners_alone_and_one_process_at_a_time_has_it(tmp_path: Path, clock: Clock) -> None:
+def test_the_file_is_its_owners_alone_and_a_damaged_or_newer_one_is_left_alone(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock)
     assert (tmp_path / "responses.db").stat().st_mode & 0o777 == 0o600
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         opened(tmp_path, clock)
     database.close()
     opened(tmp_path, clock).close()
-
-
-def test_a_newer_file_is_left_alone(tmp_path: Path, clock: Clock) -> None:
     opened(tmp_path, clock).close()
     with sqlite3.connect(tmp_path / "responses.db") as other:
         other.execute("PRAGMA user_version = 99")
@@ -271,11 +245,38 @@ def test_a_newer_file_is_left_alone(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(NewerDatabaseError, match="schema version 99"):
         opened(tmp_path, clock)
     assert (tmp_path / "responses.db").read_bytes() == before
-
-
-def test_a_damaged_file_is_known_as_such(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "responses.db").write_bytes(b"this is no database" * 500)
     with pytest.raises(sqlite3.DatabaseError) as caught:
         opened(tmp_path, clock)
     assert is_damaged(caught.value)
     assert not is_damaged(sqlite3.OperationalError("disk I/O error"))
+
+
+@pytest.mark.parametrize("version", range(1, RESPONSES_SCHEMA_VERSION))
+def test_a_file_of_before_the_first_release_is_refused_and_stays(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "responses.db"
+    opened(tmp_path, Clock()).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+    before = path.read_bytes()
+    with pytest.raises(OlderDatabaseError) as caught:
+        opened(tmp_path, Clock())
+    assert str(caught.value) == (
+        f"a Roundhouse of before 0.1.0 wrote it (schema version {version}, this one reads {RESPONSES_SCHEMA_VERSION}): "
+        "run that one, or move the file away"
+    )
+    assert (is_damaged(caught.value), path.read_bytes()) == (False, before)
+
+
+def test_tables_that_are_not_all_made_leave_the_file_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_tables() -> list[str]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "responses.db")) as db:
+            return [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "_TABLES", schema._TABLES + "CREATE TABLE completions (number INTEGER);\n")
+        with pytest.raises(sqlite3.OperationalError, match="already exists"):
+            opened(tmp_path, Clock())
+    assert list_tables() == []
+    opened(tmp_path, Clock()).close()
+    assert "completions" in list_tables()

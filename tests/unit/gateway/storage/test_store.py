@@ -18,19 +18,18 @@ from controller.schema.errors import RoundhouseError
 from gateway.storage import store as stores
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.store import StateStore, StoreError
+from tests.support.outcomes import present
 from tests.support.small_disk import mount_small_disk
 from tests.support.stored import HOUR, MIB, Clock, response, rid, stored
 from tests.support.wait import until
 
 
 def made(folder: Path, clock: Clock | None = None, *, max_bytes: int = 64 * MIB) -> StateStore:
-    """A store in this folder."""
     return StateStore(folder, max_bytes=max_bytes, retention_s=HOUR, clock=clock or Clock())
 
 
 @contextlib.asynccontextmanager
 async def opened(folder: Path, **more: Any) -> AsyncIterator[StateStore]:
-    """A store that is closed at the end."""
     store = made(folder, **more)
     try:
         yield store
@@ -50,13 +49,19 @@ def held(store: StateStore) -> Iterator[None]:
 
 
 async def found(store: StateStore, name: str) -> Any:
-    """The response object, or None."""
     answer = await store.find_response("t", rid(name))
     return answer and answer.response
 
 
-async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) -> None:
-    async with opened(tmp_path / "new" / "folder") as store:
+async def save_and_find(store: StateStore, name: str = "a") -> None:
+    """The store works."""
+    await store.save_new_response(stored(name))
+    assert await found(store, name) == response(name)
+
+
+async def test_later_jobs_see_what_was_saved_before_and_all_are_done_before_it_closes(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    async with opened(folder) as store:
         with held(store):
             saving = store.save_new_response(stored("a"))
             finding = store.find_response("t", rid("a"))
@@ -65,26 +70,19 @@ async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) ->
             continuing = store.load_history("t", rid("a"), (), HistoryBounds(MIB))
             await asyncio.sleep(0)
             assert not saving.done()
-        first = await finding
-        assert first is not None
-        assert first.response == response("a")
+        assert present(await finding).response == response("a")
         assert await deleting
         assert await again is None
         with pytest.raises(RoundhouseError, match="not found"):
             await continuing
-    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
-
-
-async def test_what_was_asked_for_is_done_before_it_closes(tmp_path: Path) -> None:
-    store = made(tmp_path)
-    for number in range(50):
-        store.save_object(stored(f"r{number}"))
-    await store.close()
-    async with opened(tmp_path) as store:
+        for number in range(50):
+            store.save_object(stored(f"r{number}"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    async with opened(folder) as store:
         assert await found(store, "r49") == response("r49")
 
 
-async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
+async def test_a_hanging_database_lets_the_gateway_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stores, "CLOSE_WITHIN_S", 0.05)
@@ -97,17 +95,19 @@ async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
 
 
 async def test_who_does_not_wait_any_more_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with opened(tmp_path) as store:
+    async with opened(tmp_path, max_bytes=MIB) as store:
         with held(store):
-            leaving = store.find_response("t", rid("a"))
-            staying = store.find_response("t", rid("a"))
+            leaving, staying = store.find_response("t", rid("a")), store.find_response("t", rid("a"))
             leaving.cancel()
         assert await staying is None
-    assert store.waiting_count == 0
-    assert "Exception" not in caplog.text
+        assert store.waiting_count == 0
+        assert "Exception" not in caplog.text
+        store.save_object(stored("b", asked="x" * MIB))
+        assert await found(store, "b") is None
+    assert f"the response {rid('b')} is not stored: it is larger than all that may be stored" in caplog.text
 
 
-async def test_a_database_that_hangs_is_given_only_so_much(
+async def test_a_hanging_database_is_given_only_so_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stores, "MOST_UNWRITTEN_BYTES", 2 * stored("a").size)
@@ -126,9 +126,7 @@ async def test_a_database_that_hangs_is_given_only_so_much(
     assert store.failures == 2
 
 
-async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_full_disk_costs_what_does_not_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
         database: Any = store._file._database
@@ -145,9 +143,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
     assert store.failures == 2
 
 
-async def test_on_a_full_disk_it_is_opened_as_soon_as_there_is_room(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_is_opened_as_soon_as_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with mount_small_disk(tmp_path / "state") as disk:
         disk.fill()
         async with opened(disk.folder) as store:
@@ -155,15 +151,7 @@ async def test_on_a_full_disk_it_is_opened_as_soon_as_there_is_room(
             with pytest.raises(RoundhouseError, match="database or disk is full"):
                 await store.save_new_response(stored("a"))
             disk.free()
-            await store.save_new_response(stored("a"))
-            assert await found(store, "a") == response("a")
-
-
-async def test_what_is_larger_than_all_that_may_be_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with opened(tmp_path, max_bytes=MIB) as store:
-        store.save_object(stored("b", asked="x" * MIB))
-        assert await found(store, "b") is None
-    assert f"the response {rid('b')} is not stored: it is larger than all that may be stored" in caplog.text
+            await save_and_find(store)
 
 
 async def test_many_that_come_at_once_are_all_written_the_last_of_each(tmp_path: Path) -> None:
@@ -181,35 +169,26 @@ async def test_many_that_come_at_once_are_all_written_the_last_of_each(tmp_path:
     assert store._bytes_asked == store._bytes_done
 
 
-async def test_a_damaged_file_is_put_aside_when_it_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    damage = b"this is no database" * 500
-    (tmp_path / "responses.db").write_bytes(damage)
+async def test_a_damaged_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damage, path, aside = b"this is no database" * 500, tmp_path / "responses.db", tmp_path / "responses.db.damaged"
+    path.write_bytes(damage)
     (tmp_path / "responses.db-wal").write_bytes(damage)
-    async with opened(tmp_path) as store:
-        await store.save_new_response(stored("a"))
-    assert (tmp_path / "responses.db.damaged").read_bytes() == damage
-    assert "was damaged" in caplog.text
-    assert "responses.db.damaged" in caplog.text
-    async with opened(tmp_path) as store:
-        assert await found(store, "a") == response("a")
-
-
-async def test_damage_that_shows_later_is_put_aside_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         for number in range(20):
             await store.save_new_response(stored(f"r{number}", asked="x" * 10_000))
-    path = tmp_path / "responses.db"
+    assert aside.read_bytes() == damage
+    assert caplog.text.count("was damaged") == 1
+    assert "responses.db.damaged" in caplog.text
     with path.open("r+b") as file:
         file.seek(12 * 4096)
         file.write(b"\xff" * (path.stat().st_size - 12 * 4096))
     async with opened(tmp_path) as store:
         assert [await found(store, f"r{number}") for number in range(20)][-1] is None
-        await store.save_new_response(stored("a"))
+        await save_and_find(store)
+    assert aside.read_bytes()[12 * 4096 :].startswith(b"\xff" * 8)
+    assert caplog.text.count("was damaged") == 2
+    async with opened(tmp_path) as store:
         assert await found(store, "a") == response("a")
-    with (tmp_path / "responses.db.damaged").open("rb") as file:
-        file.seek(12 * 4096)
-        assert file.read(8) == b"\xff" * 8
-    assert caplog.text.count("was damaged") == 1
 
 
 @pytest.mark.parametrize("suffixes", [("",), ("", "-wal")], ids=["the file", "its side file too"])
@@ -221,13 +200,11 @@ async def test_a_deleted_file_is_begun_anew(
         for suffix in suffixes:
             (tmp_path / f"responses.db{suffix}").unlink()
         assert await found(store, "lost") is None
-        await store.save_new_response(stored("a"))
-        assert await found(store, "a") == response("a")
+        await save_and_find(store)
         assert (tmp_path / "responses.db").stat().st_mode & 0o777 == 0o600
     assert caplog.text.count("was deleted or replaced") == 1
     async with opened(tmp_path) as store:
-        assert await found(store, "a") == response("a")
-        assert await found(store, "lost") is None
+        assert [await found(store, name) for name in ("a", "lost")] == [response("a"), None]
 
 
 async def test_a_file_that_took_the_databases_place_is_the_database(tmp_path: Path) -> None:
@@ -236,12 +213,10 @@ async def test_a_file_that_took_the_databases_place_is_the_database(tmp_path: Pa
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("lost"))
         (tmp_path / "other" / "responses.db").replace(tmp_path / "responses.db")
-        assert await found(store, "other") == response("other")
-        assert await found(store, "lost") is None
+        assert [await found(store, name) for name in ("other", "lost")] == [response("other"), None]
         await store.save_new_response(stored("a"))
     async with opened(tmp_path) as store:
-        assert await found(store, "a") == response("a")
-        assert await found(store, "other") == response("other")
+        assert [await found(store, name) for name in ("a", "other")] == [response("a"), response("other")]
 
 
 async def test_a_deleted_folder_is_told_until_it_is_back(tmp_path: Path) -> None:
@@ -254,8 +229,7 @@ async def test_a_deleted_folder_is_told_until_it_is_back(tmp_path: Path) -> None
                 await store.save_new_response(stored("refused"))
             assert refused.value.entry.code == "response_store_failed"
         folder.mkdir()
-        await store.save_new_response(stored("a"))
-        assert await found(store, "a") == response("a")
+        await save_and_find(store)
 
 
 async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
@@ -271,13 +245,11 @@ async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: 
             raise OSError(28, "No space left on device")
 
         store._file._open_database = cannot
-        with pytest.raises(RoundhouseError, match="No space left"):
-            await store.submit_job(fail)
-        with pytest.raises(RoundhouseError, match="No space left"):
-            await store.save_new_response(stored("a"))
+        for attempt in (store.submit_job(fail), store.save_new_response(stored("a"))):
+            with pytest.raises(RoundhouseError, match="No space left"):
+                await attempt
         store._file._open_database = open_it
-        await store.save_new_response(stored("a"))
-        assert await found(store, "a") == response("a")
+        await save_and_find(store)
 
 
 @pytest.mark.parametrize(
@@ -300,14 +272,6 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path, spoil: Any, words:
     assert str(folder / "responses.db") in str(caught.value)
 
 
-async def test_another_gateways_folder_is_left_to_it(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        with pytest.raises(StoreError, match="another gateway uses it"):
-            made(tmp_path)
-        await store.save_new_response(stored("a"))
-        assert await found(store, "a") == response("a")
-
-
 @pytest.mark.parametrize(("version", "writer"), [(5, "a newer Roundhouse"), (3, "a Roundhouse of before 0.1.0")])
 def test_a_database_of_another_version_is_left_alone(tmp_path: Path, version: int, writer: str) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "responses.db")) as other:
@@ -316,9 +280,7 @@ def test_a_database_of_another_version_is_left_alone(tmp_path: Path, version: in
         made(tmp_path)
 
 
-async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_tidies_up_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "SWEEP_EVERY_S", 0.02)
     clock = Clock()
     async with opened(tmp_path, clock=clock) as store:
@@ -331,13 +293,14 @@ async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
         assert store.totals.bytes < 250 * 2000
 
 
-async def test_another_process_can_read_the_file_while_it_is_written(tmp_path: Path) -> None:
+async def test_another_process_can_read_the_file_and_another_gateway_does_not_use_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
+        with pytest.raises(StoreError, match="another gateway uses it"):
+            made(tmp_path)
         ids = "import sqlite3, sys; print(*next(sqlite3.connect(sys.argv[1]).execute('SELECT id FROM responses')))"
         command = (sys.executable, "-c", ids, str(tmp_path / "responses.db"))
         reader = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         said, _ = await reader.communicate()
         assert said.decode().strip() == response("a")["id"]
-        await store.save_new_response(stored("b"))
-        assert await found(store, "b") == response("b")
+        await save_and_find(store, "b")

@@ -5,21 +5,39 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.streams import stream_folder
-from gateway.streams.disk_pace import BURST_S
-from gateway.streams.recovery import recover_streams
+from gateway.streams.disk_pace import BURST_S, REST_S, SHARE, DiskPace
+from gateway.streams.errors import gateway_restarted
+from gateway.streams.interrupted import cut_torn_event, end_events, is_complete
+from gateway.streams.recovery import RecoveredStream, recover_streams
 from gateway.streams.registry import StreamRegistry
 from gateway.streams.stream import FILE_LOST, ResumableStream, StreamState
 from gateway.streams.stream_folder import FORMAT, StreamFolder
+from tests.support.outcomes import present
 from tests.support.small_disk import no_space
 
 RING_BYTES = 2000
 EVENT = b"data: %04d\n\n"
 PATH = "/v1/chat/completions"
+
+
+HEADER = {
+    "format": FORMAT,
+    "tenant": "t",
+    "id": "id",
+    "model": "m",
+    "path": PATH,
+    "request_id": "r",
+    "response_id": None,
+    "began_at": 1.0,
+    "first_offset": 0,
+}
 
 
 def _registry() -> StreamRegistry:
@@ -28,60 +46,58 @@ def _registry() -> StreamRegistry:
 
 def _open(folder: StreamFolder, registry: StreamRegistry, stream_id: str = "id", now: float = 1.0) -> ResumableStream:
     stream = registry.open_stream("t", stream_id, model="m", path=PATH, request_id="r", now=now)
-    file = folder.new_file(stream, None)
-    assert file is not None
-    stream.keep_in_file(file)
+    stream.keep_in_file(present(folder.new_file(stream, None)))
     return stream
+
+
+def _recover(state: Path, now: float = 3.0, monotonic: float | None = None) -> list[RecoveredStream]:
+    """As another gateway finds them."""
+    folder = StreamFolder(state, RING_BYTES)
+    return list(recover_streams(folder, _registry(), now, now if monotonic is None else monotonic))
 
 
 def _files(state: Path) -> list[Path]:
     return sorted(path for path in (state / "streams").iterdir() if path.name != "lock")
 
 
-def test_a_file_has_whose_it_is_and_the_bytes(tmp_path: Path) -> None:
-    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[StreamFolder]:
+    folder = StreamFolder(tmp_path, RING_BYTES)
+    yield folder
+    folder.close()
+
+
+def test_a_file_has_whose_it_is_and_the_bytes(tmp_path: Path, folder: StreamFolder) -> None:
+    registry = _registry()
     stream = _open(folder, registry)
     assert _files(tmp_path) == [], "nothing was sent"
     stream.append(EVENT % 1)
     stream.append(EVENT % 2)
     [path] = _files(tmp_path)
     head, _, events = path.read_bytes().partition(b"\n")
-    assert json.loads(head) == {
-        "format": FORMAT,
-        "tenant": "t",
-        "id": "id",
-        "model": "m",
-        "path": PATH,
-        "request_id": "r",
-        "response_id": None,
-        "began_at": 1.0,
-        "first_offset": 0,
-    }
+    assert json.loads(head) == HEADER
     assert (events, path.suffix, path.stat().st_mode & 0o777) == (EVENT % 1 + EVENT % 2, ".live", 0o600)
     registry.end_stream(stream, StreamState.DONE, 2.0, 2.0)
     assert [path.suffix for path in _files(tmp_path)] == [".done"]
     registry.remove_stream(stream)
     assert _files(tmp_path) == []
-    folder.close()
 
 
-def test_a_long_stream_is_written_anew_with_what_is_kept(tmp_path: Path) -> None:
-    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
-    stream = _open(folder, registry)
+def test_a_long_stream_is_written_anew_with_what_is_kept(tmp_path: Path, folder: StreamFolder) -> None:
+    stream = _open(folder, _registry())
     for number in range(2000):
         stream.append(EVENT % number)
         [path] = _files(tmp_path)
         assert path.stat().st_size <= 2 * RING_BYTES + 400
     sent = b"".join(EVENT % number for number in range(2000))
     folder.close()
-    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0, 3.0)
-    ring = recovered.stream.ring
+    ring = _recover(tmp_path)[0].stream.ring
     assert ring.read_all() == (sent + ring.read_all()[-ring.end_offset + len(sent) :])[ring.first_offset :]
     assert RING_BYTES - 200 < ring.size <= RING_BYTES
 
 
-def test_a_disk_without_room_ends_the_promise_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+def test_a_disk_without_room_is_said(tmp_path: Path, folder: StreamFolder, caplog: pytest.LogCaptureFixture) -> None:
+    registry = _registry()
     streams = [_open(folder, registry, name) for name in ("a", "b")]
     for stream in streams:
         stream.append(EVENT % 1)
@@ -99,10 +115,9 @@ def test_a_disk_without_room_ends_the_promise_and_says_so(tmp_path: Path, caplog
     later = _open(folder, registry, "c")
     later.append(EVENT % 1)
     assert later.has_file
-    folder.close()
 
 
-def test_a_disk_that_holds_the_gateway_up_is_left_alone_for_a_while(
+def test_a_slow_disk_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Slow:
@@ -129,46 +144,46 @@ def test_a_disk_that_holds_the_gateway_up_is_left_alone_for_a_while(
     assert _files(tmp_path) == []
 
 
-def test_a_file_that_is_none_of_ours_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.live", b""),
+        ("b.done", b"not JSON\ndata: x\n\n"),
+        ("c.done", {name: HEADER[name] for name in ("format", "tenant", "id", "model", "path", "request_id")}),
+        ("d.new", HEADER),
+        *(
+            ("e.done", HEADER | wrong)
+            for wrong in (
+                *({"format": FORMAT + 1}, {"tenant": 7}, {"began_at": None}, {"began_at": float("nan")}),
+                *({"first_offset": "x"}, {"first_offset": -1}, {"response_id": 7}, {"surplus": 7}),
+                {"path": "/v1/nothing"},
+            )
+        ),
+    ],
+)
+def test_foreign_files_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: Any) -> None:
     (tmp_path / "streams").mkdir()
-    header = {"format": FORMAT, "tenant": "t", "id": "i", "model": "m", "path": PATH, "request_id": "r"}
-    rest = {"response_id": None, "began_at": 1.0, "first_offset": 0}
-    for name, line in {
-        "a.live": b"",
-        "b.done": b"not JSON\ndata: x\n\n",
-        "c.done": json.dumps(header | rest | {"format": FORMAT + 1}).encode() + b"\n",
-        "d.done": json.dumps(header).encode() + b"\n",
-        "e.done": json.dumps(header | rest | {"tenant": 7}).encode() + b"\n",
-        "h.done": json.dumps(header | rest | {"began_at": None}).encode() + b"\n",
-        "i.done": json.dumps(header | rest | {"began_at": float("nan")}).encode() + b"\n",
-        "j.done": json.dumps(header | rest | {"first_offset": "x"}).encode() + b"\n",
-        "k.done": json.dumps(header | rest | {"first_offset": -1}).encode() + b"\n",
-        "l.done": json.dumps(header | rest | {"response_id": 7}).encode() + b"\n",
-        "m.done": json.dumps(header | rest | {"surplus": 7}).encode() + b"\n",
-        "f.new": json.dumps(header | rest).encode() + b"\n",
-        "g.done": json.dumps(header | rest | {"path": "/v1/nothing"}).encode() + b"\n",
-    }.items():
-        (tmp_path / "streams" / name).write_bytes(line)
-    folder = StreamFolder(tmp_path, RING_BYTES)
-    assert list(recover_streams(folder, _registry(), 1.0, 1.0)) == []
-    assert _files(tmp_path) == []
-    assert "a.live is no stream of this version" in caplog.text
-    folder.close()
+    line = content if isinstance(content, bytes) else json.dumps(content).encode() + b"\n"
+    (tmp_path / "streams" / name).write_bytes(line)
+    assert (_recover(tmp_path, 1.0), _files(tmp_path)) == ([], [])
+    assert f"{name} is no stream of this version" in caplog.text or content in (
+        HEADER,
+        HEADER | {"path": "/v1/nothing"},
+    )
 
 
-def test_of_two_streams_of_an_id_the_later_one_is_kept(tmp_path: Path) -> None:
-    folder = StreamFolder(tmp_path, RING_BYTES)
+def test_of_two_streams_of_an_id_the_later_one_is_kept(tmp_path: Path, folder: StreamFolder) -> None:
     for began_at, number in ((1.0, 1), (2.0, 2)):  # killed between the two: the first was to be removed
         _open(folder, _registry(), now=began_at).append(EVENT % number)
     assert len(_files(tmp_path)) == 2
     folder.close()
-    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0, 3.0)
+    [recovered] = _recover(tmp_path)
     assert recovered.stream.ring.read_all().startswith(EVENT % 2)
     assert len(_files(tmp_path)) == 1
 
 
-def test_what_is_over_for_long_is_not_read_again(tmp_path: Path) -> None:
-    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+def test_what_is_over_for_long_is_not_read_again(tmp_path: Path, folder: StreamFolder) -> None:
+    registry = _registry()
     for name, ended_at in (("old", 50.0), ("new", 150.0)):
         stream = _open(folder, registry, name)
         stream.append(EVENT % 1)
@@ -176,7 +191,7 @@ def test_what_is_over_for_long_is_not_read_again(tmp_path: Path) -> None:
         [path] = [path for path in _files(tmp_path) if path.stat().st_mtime > 1000]
         os.utime(path, (ended_at, ended_at))
     folder.close()
-    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 200.0, 200.0)
+    [recovered] = _recover(tmp_path, 200.0)
     assert (recovered.stream.id, recovered.stream.ended_at) == ("new", 150.0)
     assert len(_files(tmp_path)) == 1
 
@@ -198,19 +213,16 @@ def test_a_file_of_a_clock_that_was_ahead_is_kept_no_longer_than_others(tmp_path
     assert again.ended_count == 0
 
 
-def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
-    folder = StreamFolder(tmp_path, RING_BYTES)
+def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path, folder: StreamFolder) -> None:
     _open(folder, _registry()).append(EVENT % 1)
     folder.close()
     with no_space():
-        [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0, 3.0)
+        [recovered] = _recover(tmp_path)
     assert recovered.stream.state is StreamState.CUT
     assert b"gateway_restarted" in recovered.stream.ring.read_all()
 
 
-def test_a_stream_whose_end_cannot_be_recorded_is_no_longer_kept_in_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
     stream = _open(folder, registry)
     stream.append(EVENT % 1)
@@ -231,3 +243,83 @@ def test_a_folder_that_cannot_be_made_keeps_nothing(tmp_path: Path, caplog: pyte
     stream = registry.open_stream("t", "id", model="m", path=PATH, request_id="r", now=1.0)
     assert folder.new_file(stream, None) is None
     assert "Not a directory" in caplog.text
+
+
+def test_slow_writes_use_up_a_burst_and_then_the_disk_rests() -> None:
+    pace = DiskPace()
+    assert not pace.record_slow_write(BURST_S / 2, 10.0)
+    assert not pace.record_slow_write(BURST_S / 2, 10.0)
+    assert pace.record_slow_write(0.1, 10.0)
+    assert pace.rests_until == 10.0 + REST_S
+    assert not pace.record_slow_write(0.1, 100.0), "it begins anew"
+    pace, now = DiskPace(), 0.0
+    for _ in range(1000):
+        assert not pace.record_slow_write(1.0, now)
+        now += 1.0 / SHARE
+
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+RESPONSE: dict[str, Any] = {
+    "id": "resp_1",
+    "created_at": 7,
+    "status": "in_progress",
+    "output": [],
+    "error": None,
+    "metadata": {"sequence_number": "9"},
+}
+
+
+def _event(number: int, kind: str, **fields: Any) -> bytes:
+    data = json.dumps({"type": kind, "sequence_number": number, **fields}, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _data_of(events: bytes) -> list[Any]:
+    lines = [line for line in events.decode().split("\n") if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("torn", [b"", b"d", b"data: x", b"data: x\n"])
+def test_a_torn_event_is_cut_off(torn: bytes) -> None:
+    assert cut_torn_event(b"data: a\n\n: ka\n\n" + torn) == b"data: a\n\n: ka\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "last", "is_last"),
+    [
+        (CHAT, b"data: [DONE]\n\n", True),
+        (CHAT, b"data:[DONE]\r\n\r\n", True),
+        (CHAT, b'data: {"choices":[]}\n\n', False),
+        (CHAT, b'data: {"choices":[{"text":"data: [DONE]"}]}\n\n', False),
+        (CHAT, b": ka\n\n", False),
+        (RESPONSES, b"data: [DONE]\n\n", True),
+        (MESSAGES, b'event: message_stop\ndata: {"type": "message_stop"}\n\n', True),
+        (MESSAGES, b'event: error\ndata: {"type":"error","error":{}}\n\n', True),
+        (MESSAGES, b'event: ping\ndata: {"type": "ping"}\n\n', False),
+    ],
+)
+def test_a_complete_stream_is_known_by_its_last_event(path: str, last: bytes, is_last: bool) -> None:
+    assert is_complete(path, b"data: x\n\n" + last) is is_last
+
+
+def test_interrupted_streams_end_with_an_error() -> None:
+    events = end_events(CHAT, b"data: {}\n\n", gateway_restarted(), "req-1")
+    assert events.endswith(b"\n\ndata: [DONE]\n\n")
+    [data] = _data_of(events)
+    assert (data["error"]["code"], data["error"]["request_id"]) == ("gateway_restarted", "req-1")
+    events = end_events(MESSAGES, b"", gateway_restarted(), "req-1")
+    assert events.startswith(b"event: error\n")
+    [data] = _data_of(events)
+    assert (data["type"], data["error"]["code"]) == ("error", "gateway_restarted")
+    sent = _event(0, "response.created", response=RESPONSE) + _event(1, "response.output_text.delta", delta="x")
+    events = end_events(RESPONSES, sent + b": ka\n\n", gateway_restarted(), "req-1")
+    error, failed = _data_of(events)
+    assert (error["type"], error["sequence_number"], error["code"]) == ("error", 2, "gateway_restarted")
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 3)
+    assert failed["response"]["id"] == "resp_1"
+    assert failed["response"]["error"]["reason"] == "gateway_restarted"
+    assert is_complete(RESPONSES, events)
+    [error] = _data_of(end_events(RESPONSES, _event(41, "response.output_text.delta"), gateway_restarted(), "req-1"))
+    assert error["sequence_number"] == 42
+    [error] = _data_of(end_events(RESPONSES, b"", gateway_restarted(), "req-1"))
+    assert error["sequence_number"] == 0

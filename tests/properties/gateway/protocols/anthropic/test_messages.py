@@ -32,6 +32,7 @@ from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
 from tests.support.campaign import campaign_count
 from tests.support.messages_schema import checked_events, checked_message
+from tests.support.outcomes import present
 
 Fields = dict[str, Any]
 
@@ -182,8 +183,7 @@ def chat_of(answer: Answer) -> Fields:
     message: Fields = {"role": "assistant", "content": answer.text, "reasoning_content": answer.thought}
     message |= {"refusal": answer.refusal} | ({"tool_calls": calls} if calls else {})
     choice = {"index": 0, "message": message, "finish_reason": answer.finish, "stop_reason": answer.stop_sequence}
-    tokens = answer.tokens
-    assert tokens is not None
+    tokens = present(answer.tokens)
     usage: Fields = {"prompt_tokens": tokens.prompt, "completion_tokens": tokens.completion}
     usage["prompt_tokens_details"] = {"cached_tokens": tokens.cached}
     usage["completion_tokens_details"] = {"reasoning_tokens": tokens.reasoning}
@@ -225,12 +225,10 @@ def test_a_stream_gathered_is_the_whole_message(data: st.DataObject) -> None:
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     request = parse_request(json.dumps(asked).encode(), may_stream=True)
     MESSAGES_VIA_CHAT.check_request(request, route("m"))
-    translate = MESSAGES_VIA_CHAT.get_body_converter(request)
-    assert translate is not None
+    translate = present(MESSAGES_VIA_CHAT.get_body_converter(request))
     whole = json.loads(translate(json.dumps(chat_of(answer)).encode()))
     checked_message(whole)
-    made = MESSAGES_VIA_CHAT.open_collector(request)
-    assert made is not None
+    made = present(MESSAGES_VIA_CHAT.open_collector(request))
     events = MESSAGES_VIA_CHAT.open_stream(request)
     sent = b""
     for part in parts:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.protocols.embeddings.codec import Shortening, shorten_vectors
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 numbers = st.floats(-1e6, 1e6, width=32)
 
@@ -24,13 +25,9 @@ def batches(draw: st.DrawFn) -> tuple[list[list[float]], int]:
     return vectors, draw(st.integers(1, own - 1))
 
 
-def answer(embeddings: list[Any]) -> dict[str, Any]:
-    return {"data": [{"index": number, "embedding": each} for number, each in enumerate(embeddings)], "usage": {}}
-
-
 def cut(embeddings: list[Any], dimensions: int) -> list[Any]:
-    made = shorten_vectors(answer(embeddings), Shortening(dimensions, is_declared=True, model="m"))
-    assert made is not None
+    told = {"data": [{"index": number, "embedding": each} for number, each in enumerate(embeddings)], "usage": {}}
+    made = present(shorten_vectors(told, Shortening(dimensions, is_declared=True, model="m")))
     assert [item["index"] for item in made["data"]] == list(range(len(embeddings)))
     return [item["embedding"] for item in made["data"]]
 
@@ -41,9 +38,7 @@ def packed(vector: list[float]) -> str:
 
 @settings(max_examples=campaign_count(40, 3_000))
 @given(batches())
-def test_a_shortened_vector_has_length_1_and_the_direction_of_the_beginning(
-    made: tuple[list[list[float]], int],
-) -> None:
+def test_shortened_vectors(made: tuple[list[list[float]], int]) -> None:
     vectors, dimensions = made
     for vector, short in zip(vectors, cut(vectors, dimensions), strict=True):
         beginning = vector[:dimensions]

@@ -32,6 +32,7 @@ from gateway.protocols.responses import request as responses
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.properties.gateway.protocols.test_dialects import cut, cuts, garbage, words
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 from tests.support.responses import Fields, context, events_in, folded
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
@@ -79,13 +80,14 @@ def turns(draw: st.DrawFn) -> list[Turn]:
         else:
             made = tuple(draw(st.lists(st.builds(Call, some, names, arguments), max_size=2)))
             calls += [call.id for call in made]
-            said.append(draw(st.builds(Assistant, words, words, st.just(made), words).filter(bool_of)))
+            said.append(
+                draw(
+                    st.builds(Assistant, words, words, st.just(made), words).filter(
+                        Assistant.__ne__.__get__(Assistant())
+                    )
+                )
+            )
     return said
-
-
-def bool_of(turn: Assistant) -> bool:
-    """Whether anything is said."""
-    return bool(turn.text or turn.thought or turn.calls or turn.refusal)
 
 
 def part_of(part: Part) -> Fields:
@@ -112,26 +114,18 @@ def items_of(turn: Turn, draw: Draw) -> list[Fields]:
     if isinstance(turn, ToolResult):
         output: Any = [part_of(part) for part in turn.parts]
         return [{"type": "function_call_output", "call_id": turn.call_id, "output": output}]
+    half = len(turn.thought) // 2  # two parts of one thought
+    thoughts = [{"type": "reasoning_text", "text": piece} for piece in (turn.thought[:half], turn.thought[half:])]
+    said = [{"type": "output_text", "text": turn.text}] if turn.text else []
+    refused = [{"type": "refusal", "refusal": turn.refusal}] if turn.refusal else []
     return [
-        *([{"type": "reasoning", "summary": [], "content": thoughts(turn.thought)}] if turn.thought else []),
-        *([{"role": "assistant", "content": said_in(turn)}] if turn.text or turn.refusal else []),
+        *([{"type": "reasoning", "summary": [], "content": thoughts}] if turn.thought else []),
+        *([{"role": "assistant", "content": said + refused}] if said or refused else []),
         *(
             {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
             for call in turn.calls
         ),
     ]
-
-
-def thoughts(text: str) -> list[Fields]:
-    """Two parts of one thought."""
-    half = len(text) // 2
-    return [{"type": "reasoning_text", "text": piece} for piece in (text[:half], text[half:])]
-
-
-def said_in(turn: Assistant) -> list[Fields]:
-    """A message's parts."""
-    refused = [{"type": "refusal", "refusal": turn.refusal}] if turn.refusal else []
-    return [*([{"type": "output_text", "text": turn.text}] if turn.text else []), *refused]
 
 
 def asked_for(prompt: Prompt, draw: Draw) -> Fields:
@@ -293,8 +287,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     names_called = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
     custom = names_called[0] if names_called and custom else custom
     blocking = request_of(custom, stream=False, is_open=is_open)
-    translate = RESPONSES_VIA_CHAT.get_body_converter(blocking)
-    assert translate is not None
+    translate = present(RESPONSES_VIA_CHAT.get_body_converter(blocking))
     whole = json.loads(translate(json.dumps({"id": "x", "choices": [choice], "usage": USAGE}).encode()))
     stream = request_of(custom, stream=True, is_open=is_open)
     parts = cut(streamed(choices), places)
@@ -302,12 +295,10 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert whole == blocking.state.response == stream.state.response
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 2
 
-    gathering = RESPONSES_VIA_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open))
-    assert gathering is not None
+    gathering = present(RESPONSES_VIA_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open)))
     for part in parts:
         gathering.feed_data(part)
-    result = gathering.build_result()
-    assert result is not None
+    result = present(gathering.build_result())
     assert json.loads(result[1]) == whole
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from controller.schema.admin import Capabilities
-from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, refusal
 
 Fields = dict[str, Any]
 
@@ -31,18 +33,20 @@ ANYTHING = Capabilities(
 )
 
 
-def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilities = ANYTHING, **model: Any) -> Fields:
+def read(fields: Fields, to: ModelRoute, *, counts: bool = False, as_stream: bool = False) -> Fields:
     """What the engine is asked for."""
     dialect = MESSAGES_COUNTED_VIA_CHAT if counts else MESSAGES_VIA_CHAT
-    to = route("m", served_name="inner", capabilities=capabilities, **model)
     request = parse_request(json.dumps(fields).encode(), may_stream=not counts)
     dialect.check_request(request, to)
-    made: Fields = json.loads(dialect.engine_body(request, to, as_stream=False))
+    made: Fields = json.loads(dialect.engine_body(request, to, as_stream=as_stream))
     return made
 
 
+def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilities = ANYTHING, **model: Any) -> Fields:
+    return read(fields, route("m", served_name="inner", capabilities=capabilities, **model), counts=counts)
+
+
 def user(*content: Any) -> Fields:
-    """A request with one message of these blocks."""
     return {**ASKED, "messages": [{"role": "user", "content": list(content)}]}
 
 
@@ -119,166 +123,124 @@ def test_a_whole_conversation() -> None:
 
 
 DOCUMENT: Fields = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."}}
+AUTO_STREAM = {"include_usage": True, "continuous_usage_stats": True}
+STRICT_CALLED = {**CALLED, "function": {**CALLED["function"], "strict": True}}
+NAMED_CHOICE = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+CONTENT: Fields = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Sun."}]}}
+URL_IMAGE: Fields = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+
+
+def users(content: Any) -> Fields:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
 SAME: list[tuple[Fields, Fields]] = [
-    (ASKED, SAID),
-    ({**ASKED, "max_tokens": 0}, {**SAID, "max_tokens": 0}),
-    (
-        {**ASKED, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "stop_sequences": ["a", "b"]},
-        {**SAID, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "stop": ["a", "b"]},
-    ),
-    ({**ASKED, "min_p": 0.1, "seed": 7, "tools": []}, {**SAID, "min_p": 0.1, "seed": 7}),
-    ({**ASKED, "metadata": {"user_id": "u1"}}, {**SAID, "user": "u1"}),
-    (
-        {**ASKED, "service_tier": "auto", "context_management": {"edits": []}, "container": None, "mcp_servers": []},
-        SAID,
-    ),
-    ({**ASKED, "betas": ["x"], "anthropic_version": "bedrock-2023-05-31", "speed": "fast"}, SAID),
-    ({**ASKED, "system": "Be brief."}, {**SAID, "messages": [{"role": "system", "content": "Be brief."}, *HI]}),
-    ({**ASKED, "system": []}, SAID),
-    (
-        {**ASKED, "stream": True},
-        {**SAID, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    ),
-    ({**ASKED, "tools": [TOOL]}, {**SAID, "tools": [CALLED]}),
-    (
-        {**ASKED, "tools": [{**TOOL, "type": "custom", "strict": True, "cache_control": None}]},
-        {**SAID, "tools": [{**CALLED, "function": {**CALLED["function"], "strict": True}}]},
-    ),
-    ({**ASKED, "tools": [TOOL], "tool_choice": {"type": "auto"}}, {**SAID, "tools": [CALLED], "tool_choice": "auto"}),
-    (
-        {**ASKED, "tools": [TOOL], "tool_choice": {"type": "any"}},
-        {**SAID, "tools": [CALLED], "tool_choice": "required"},
-    ),
-    ({**ASKED, "tools": [TOOL], "tool_choice": {"type": "none"}}, {**SAID, "tools": [CALLED], "tool_choice": "none"}),
-    (
-        {
-            **ASKED,
-            "tools": [TOOL],
-            "tool_choice": {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
-        },
-        {
-            **SAID,
-            "tools": [CALLED],
-            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
-            "parallel_tool_calls": False,
-        },
+    ({}, {}),
+    ({"max_tokens": 0}, {"max_tokens": 0}),
+    *(({name: value}, {name: value}) for name, value in (("temperature", 0.5), ("top_p", 0.9), ("top_k", 4))),
+    ({"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
+    ({"min_p": 0.1, "seed": 7, "tools": []}, {"min_p": 0.1, "seed": 7}),
+    ({"metadata": {"user_id": "u1"}}, {"user": "u1"}),
+    ({"service_tier": "auto", "context_management": {"edits": []}, "container": None, "mcp_servers": []}, {}),
+    ({"betas": ["x"], "anthropic_version": "bedrock-2023-05-31", "speed": "fast"}, {}),
+    ({"system": "Be brief."}, {"messages": [{"role": "system", "content": "Be brief."}, *HI]}),
+    ({"system": []}, {}),
+    ({"stream": True}, {"stream": True, "stream_options": AUTO_STREAM}),
+    ({"tools": [TOOL]}, {"tools": [CALLED]}),
+    ({"tools": [{**TOOL, "type": "custom", "strict": True, "cache_control": None}]}, {"tools": [STRICT_CALLED]}),
+    *(
+        ({"tools": [TOOL], "tool_choice": {"type": kind}}, {"tools": [CALLED], "tool_choice": word})
+        for kind, word in (("auto", "auto"), ("any", "required"), ("none", "none"))
     ),
     (
-        {**ASKED, "output_config": {"effort": "max", "format": {"type": "json_schema", "schema": SCHEMA}}},
-        {
-            **SAID,
-            "reasoning_effort": "xhigh",
-            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
-        },
+        {"tools": [TOOL], "tool_choice": NAMED_CHOICE},
+        {"tools": [CALLED], "tool_choice": NAMED, "parallel_tool_calls": False},
     ),
     (
-        {**ASKED, "output_format": {"type": "json_schema", "schema": SCHEMA}},
-        {**SAID, "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}},
+        {"output_config": {"effort": "max", "format": FORMAT}},
+        {"reasoning_effort": "xhigh", "response_format": CHAT_FORMAT},
     ),
+    ({"output_format": FORMAT}, {"response_format": CHAT_FORMAT}),
+    (users([URL_IMAGE]), users([{"type": "image_url", "image_url": {"url": "https://x/y.png"}}])),
     (
-        user({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}),
-        {**SAID, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]},
+        users([{**DOCUMENT, "title": "News", "context": "Of today", "citations": {"enabled": True}}]),
+        users("News\nOf today\nRain."),
     ),
+    (users([CONTENT]), users("Sun.")),
     (
-        user({**DOCUMENT, "title": "News", "context": "Of today", "citations": {"enabled": True}}),
-        {**SAID, "messages": [{"role": "user", "content": "News\nOf today\nRain."}]},
+        users([{"type": "tool_result", "tool_use_id": "t"}]),
+        {"messages": [{"role": "tool", "tool_call_id": "t", "content": ""}]},
     ),
-    (
-        user({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Sun."}]}}),
-        {**SAID, "messages": [{"role": "user", "content": "Sun."}]},
-    ),
-    (
-        user({"type": "tool_result", "tool_use_id": "t"}),
-        {**SAID, "messages": [{"role": "tool", "tool_call_id": "t", "content": ""}]},
-    ),
-    ({**ASKED, "messages": [*HI, {"role": "assistant", "content": []}]}, SAID),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("asked", "said"), SAME)
-def test_what_becomes_of_each_field(asked: Fields, said: Fields) -> None:
-    assert chat_fields(asked) == said
-
-
-@pytest.mark.parametrize(("backend", "more"), [("llama_server", {"return_progress": True}), ("openai_remote", {})])
-def test_how_an_engine_is_asked_to_count_the_prompt_first(backend: str, more: Fields) -> None:
-    to = route("m", served_name="inner").model_copy(update={"backend": backend})
-    request = parse_request(json.dumps({**ASKED, "stream": True}).encode(), may_stream=True)
-    MESSAGES_VIA_CHAT.check_request(request, to)
-    made = json.loads(MESSAGES_VIA_CHAT.engine_body(request, to, as_stream=False))
-    assert made == {**SAID, "stream": True, "stream_options": {"include_usage": True}, **more}
-    blocking = parse_request(json.dumps(ASKED).encode(), may_stream=True)
-    MESSAGES_VIA_CHAT.check_request(blocking, to)
-    assert "return_progress" not in json.loads(MESSAGES_VIA_CHAT.engine_body(blocking, to, as_stream=True))
-
-
-THINKING: list[tuple[Any, Fields]] = [
-    ({"type": "enabled", "budget_tokens": 2048}, {"chat_template_kwargs": {"enable_thinking": True}}),
-    ({"type": "disabled"}, {"chat_template_kwargs": {"enable_thinking": False}}),
-    ({"type": "adaptive"}, {}),
-    ("enabled", {"chat_template_kwargs": {"enable_thinking": True}}),
-    ("disabled", {"chat_template_kwargs": {"enable_thinking": False}}),
-    ("default", {}),
-    (None, {}),
+    ({"messages": [*HI, {"role": "assistant", "content": []}]}, {}),
 ]
 
 
-@pytest.mark.parametrize(("thinking", "more"), THINKING)
+@pytest.mark.parametrize(("fields", "chat"), SAME)
+def test_what_becomes_of_each_field(fields: Fields, chat: Fields) -> None:
+    assert chat_fields(ASKED | fields) == SAID | chat
+
+
+@pytest.mark.parametrize(("backend", "more"), [("llama_server", {"return_progress": True}), ("openai_remote", {})])
+def test_how_an_engine_counts_the_prompt_first(backend: str, more: Fields) -> None:
+    to = route("m", served_name="inner").model_copy(update={"backend": backend})
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    assert read({**ASKED, "stream": True}, to) == {**SAID, **stream, **more}
+    assert "return_progress" not in read(ASKED, to, as_stream=True)
+
+
+SWITCHED = {is_on: {"chat_template_kwargs": {"enable_thinking": is_on}} for is_on in (True, False)}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "more"),
+    [
+        *((value, SWITCHED[True]) for value in ({"type": "enabled", "budget_tokens": 2048}, "enabled")),
+        *((value, SWITCHED[False]) for value in ({"type": "disabled"}, "disabled")),
+        *((value, {}) for value in ({"type": "adaptive"}, "default", None)),
+    ],
+)
 def test_thinking(thinking: Any, more: Fields) -> None:
     switch: Fields = {"thinking_control": "chat_template_kwargs"}
     assert chat_fields({**ASKED, "thinking": thinking}, **switch) == {**SAID, **more}
 
 
-def test_the_object_is_a_wish_and_the_word_is_an_order() -> None:
+def test_a_thinking_object_is_a_wish_and_the_word_is_an_order() -> None:
     for thinking in ({"type": "enabled", "budget_tokens": 2048}, {"type": "disabled"}):
         assert chat_fields({**ASKED, "thinking": thinking}, capabilities=Capabilities()) == SAID
     for word in ("enabled", "disabled"):
-        with pytest.raises(RoundhouseError) as refused:
-            chat_fields({**ASKED, "thinking": word}, capabilities=Capabilities())
-        assert (refused.value.entry.code, refused.value.param) == ("thinking_unsupported", "thinking")
-
-
-def test_llama_server_is_asked_for_more() -> None:
+        told = refusal(partial(chat_fields, {**ASKED, "thinking": word}, capabilities=Capabilities()))
+        assert told == ("thinking_unsupported", "thinking")
+    # llama-server is told the budget.
     fields = {**ASKED, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 2048}}
     to = route("m", served_name="inner", capabilities=ANYTHING).model_copy(update={"backend": "llama_server"})
-    request = parse_request(json.dumps(fields).encode(), may_stream=True)
-    MESSAGES_VIA_CHAT.check_request(request, to)
-    made = json.loads(MESSAGES_VIA_CHAT.engine_body(request, to, as_stream=False))
-    assert made == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
-
-
-def test_counting_needs_no_limit() -> None:
+    assert read(fields, to) == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
+    # Counting needs no limit.
     assert chat_fields({"model": "m", "messages": HI}, counts=True) == {"model": "inner", "messages": HI}
-    with pytest.raises(RoundhouseError, match="max_tokens"):
-        chat_fields({"model": "m", "messages": HI})
+    assert error_of(lambda: chat_fields({"model": "m", "messages": HI})).param == "max_tokens"
 
 
 def block(**fields: Any) -> Fields:
-    """A request with one block of the user's."""
     return user(fields)
 
 
 def reply(**fields: Any) -> Fields:
-    """A request with one block of the assistant's."""
     return {**ASKED, "messages": [*HI, {"role": "assistant", "content": [fields]}]}
 
 
 FIRST = "messages[0].content[0]"
 REFUSED: list[tuple[Fields, str]] = [
     ({"model": "m", "messages": HI}, "max_tokens"),
-    ({**ASKED, "max_tokens": -1}, "max_tokens"),
-    ({**ASKED, "max_tokens": "9"}, "max_tokens"),
-    ({**ASKED, "max_tokens": True}, "max_tokens"),
-    ({"model": "m", "max_tokens": 9}, "messages"),
-    ({**ASKED, "messages": []}, "messages"),
-    ({**ASKED, "messages": "Hi"}, "messages"),
+    *(({**ASKED, "max_tokens": -1}, "max_tokens"), ({**ASKED, "max_tokens": "9"}, "max_tokens")),
+    *(({**ASKED, "max_tokens": True}, "max_tokens"), ({"model": "m", "max_tokens": 9}, "messages")),
+    *(({**ASKED, "messages": []}, "messages"), ({**ASKED, "messages": "Hi"}, "messages")),
     ({**ASKED, "messages": ["Hi"]}, "messages[0]"),
     ({**ASKED, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({**ASKED, "messages": [{"role": "user"}]}, "messages[0].content"),
     ({**ASKED, "messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-    (user("Hi"), FIRST),
-    (block(text="Hi"), FIRST + ".type"),
-    (block(type="text"), FIRST + ".text"),
+    *((user("Hi"), FIRST), (block(text="Hi"), FIRST + ".type"), (block(type="text"), FIRST + ".text")),
     (block(type="search_result"), FIRST + ".type"),
     (block(type="tool_use", id="t", name="f", input={}), FIRST + ".type"),
     (block(type="image"), FIRST + ".source"),
@@ -319,10 +281,9 @@ REFUSED: list[tuple[Fields, str]] = [
 
 @pytest.mark.parametrize(("asked", "param"), REFUSED)
 def test_what_cannot_be_done_is_refused_by_its_place(asked: Fields, param: str) -> None:
-    with pytest.raises(RoundhouseError) as refused:
-        chat_fields(asked)
-    assert (refused.value.entry.code, refused.value.param) == ("invalid_request", param)
-    assert f"`{param}`" in str(refused.value)
+    error = error_of(lambda: chat_fields(asked))
+    assert (error.entry.code, error.param) == ("invalid_request", param)
+    assert f"`{param}`" in str(error)
 
 
 UNFIT: list[tuple[Fields, Fields, str, str]] = [
@@ -347,9 +308,5 @@ UNFIT: list[tuple[Fields, Fields, str, str]] = [
 
 
 @pytest.mark.parametrize(("asked", "lacks", "code", "param"), UNFIT)
-def test_what_the_model_does_not_take_is_refused_by_its_place(
-    asked: Fields, lacks: Fields, code: str, param: str
-) -> None:
-    with pytest.raises(RoundhouseError) as refused:
-        chat_fields(asked, capabilities=Capabilities(**lacks))
-    assert (refused.value.entry.code, refused.value.param) == (code, param)
+def test_what_the_model_does_not_take(asked: Fields, lacks: Fields, code: str, param: str) -> None:
+    assert refusal(lambda: chat_fields(asked, capabilities=Capabilities(**lacks))) == (code, param)

@@ -12,7 +12,16 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute, ThinkingControl
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.chat.engine_request import adapt_fields, adapt_request
-from gateway.protocols.common.request import parse_request
+from gateway.protocols.chat.prompt_progress import (
+    PromptProgress,
+    PromptProgressStream,
+    ask_for_progress,
+    tells_progress,
+)
+from gateway.protocols.chat.system_messages import fold_system_messages
+from gateway.protocols.common.request import InferenceRequest, parse_request
+from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
+from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
 
 SWITCHED = Capabilities(thinking_modes=("default", "enabled", "disabled"))
@@ -20,7 +29,6 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def to(backend: str, control: ThinkingControl | None = None, capabilities: Capabilities = SWITCHED) -> ModelRoute:
-    """A model of that backend."""
     made = route("m", ["http://x"], capabilities=capabilities)
     return made.model_copy(update={"backend": backend, "thinking_control": control})
 
@@ -37,13 +45,16 @@ def sent(fields: dict[str, Any], model: ModelRoute) -> dict[str, Any]:
     return dict(made)
 
 
+ON, OFF = ({"chat_template_kwargs": {"enable_thinking": is_on}} for is_on in (True, False))
+NO_EFFORT = {"reasoning_effort": "none"}
+
+
 @pytest.mark.parametrize(
     ("fields", "control", "expected"),
     [
-        ({"thinking": "default"}, "chat_template_kwargs", {}),
-        ({"thinking": "default"}, None, {}),
-        ({"thinking": "enabled"}, "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": True}}),
-        ({"thinking": "disabled"}, "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": False}}),
+        *(({"thinking": "default"}, control, {}) for control in ("chat_template_kwargs", None)),
+        ({"thinking": "enabled"}, "chat_template_kwargs", ON),
+        ({"thinking": "disabled"}, "chat_template_kwargs", OFF),
         (
             {"thinking": "disabled", "chat_template_kwargs": {"a": 1, "enable_thinking": True}},
             "chat_template_kwargs",
@@ -52,43 +63,25 @@ def sent(fields: dict[str, Any], model: ModelRoute) -> dict[str, Any]:
         ({"thinking": "disabled"}, "thinking", {"thinking": "disabled"}),
         ({"thinking": "enabled"}, "reasoning_effort", {"reasoning_effort": "medium"}),
         ({"thinking": "enabled", "reasoning_effort": "high"}, "reasoning_effort", {"reasoning_effort": "high"}),
-        ({"thinking": "enabled", "reasoning_effort": "none"}, "reasoning_effort", {"reasoning_effort": "medium"}),
-        ({"thinking": "disabled", "reasoning_effort": "high"}, "reasoning_effort", {"reasoning_effort": "none"}),
-        (
-            {"thinking": "enabled", "reasoning_effort": "none"},
-            "chat_template_kwargs",
-            {"chat_template_kwargs": {"enable_thinking": True}},
-        ),
-        (
-            {"thinking": "enabled", "reasoning_effort": "low"},
-            "chat_template_kwargs",
-            {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low"},
-        ),
-        ({"reasoning_effort": "none"}, "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": False}}),
-        ({"reasoning_effort": "none"}, "thinking", {"thinking": "disabled"}),
-        (
-            {"thinking": "default", "reasoning_effort": "none"},
-            "thinking",
-            {"thinking": "disabled"},
-        ),
-        ({"reasoning_effort": "none"}, "reasoning_effort", {"reasoning_effort": "none"}),
-        ({"reasoning_effort": "none"}, None, {"reasoning_effort": "none"}),
-        ({"reasoning_effort": "low"}, "chat_template_kwargs", {"reasoning_effort": "low"}),
+        ({"thinking": "enabled"} | NO_EFFORT, "reasoning_effort", {"reasoning_effort": "medium"}),
+        ({"thinking": "disabled", "reasoning_effort": "high"}, "reasoning_effort", NO_EFFORT),
+        ({"thinking": "enabled"} | NO_EFFORT, "chat_template_kwargs", ON),
+        ({"thinking": "enabled", "reasoning_effort": "low"}, "chat_template_kwargs", ON | {"reasoning_effort": "low"}),
+        (NO_EFFORT, "chat_template_kwargs", OFF),
+        *((fields | NO_EFFORT, "thinking", {"thinking": "disabled"}) for fields in ({}, {"thinking": "default"})),
+        *((NO_EFFORT, control, NO_EFFORT) for control in ("reasoning_effort", None)),
+        *((fields, "chat_template_kwargs", fields) for fields in ({"reasoning_effort": "low"}, {"thinking": None})),
         ({"thinking": {"type": "enabled"}}, "chat_template_kwargs", {"thinking": {"type": "enabled"}}),
-        ({"thinking": None}, "chat_template_kwargs", {"thinking": None}),
     ],
 )
 def test_thinking(fields: dict[str, Any], control: ThinkingControl | None, expected: dict[str, Any]) -> None:
     assert sent(fields, to("vllm_serve", control)) == HI | expected
 
 
-def test_an_effort_of_none_is_the_engines_where_the_model_cannot_be_told() -> None:
+def test_what_is_left_alone() -> None:
     only_on = Capabilities(thinking_modes=("default", "enabled"))
     fields = {"reasoning_effort": "none"}
     assert sent(fields, to("llama_server", "chat_template_kwargs", only_on)) == HI | fields
-
-
-def test_completions_are_left_alone() -> None:
     raw = b'{"model": "m", "prompt": "Hi", "thinking": "disabled", "reasoning_effort": "none"}'
     request = parse_request(raw, may_stream=True)
     assert COMPLETIONS.engine_body(request, to("llama_server", "chat_template_kwargs"), as_stream=False) == raw
@@ -119,7 +112,6 @@ def test_other_messages_stay(message: Any) -> None:
 
 
 def tool(name: str) -> dict[str, Any]:
-    """A tool of that name."""
     return {"type": "function", "function": {"name": name, "parameters": {}}}
 
 
@@ -128,7 +120,6 @@ ONE = {"type": "function", "function": {"name": "b"}}
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
-    """A choice among these."""
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
@@ -170,3 +161,218 @@ def test_what_was_written_here_is_said_in_a_remotes_own_words() -> None:
         "seed": 1,
     }
     assert adapt_fields(fields, route("m")) is fields
+
+
+Message = dict[str, Any]
+CALL: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+IMAGE: Message = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+def system(text: Any = "rule") -> Message:
+    return {"role": "system", "content": text}
+
+
+def user(content: Any = "ask") -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(text: str = "answer") -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def result(text: Any = "found") -> Message:
+    return {"role": "tool", "tool_call_id": "c", "content": text}
+
+
+def reminder(text: str = "rule") -> str:
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def developer(text: str) -> Message:
+    return {"role": "developer", "content": text}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user()],
+        [system(), user(), assistant(), user()],
+        [system(), user(), CALL, result(), assistant()],
+        [system([{"type": "text", "text": "rule"}]), user()],
+        [],
+        ["what is this", {"role": 5}, {}],
+        [user(), system([IMAGE])],
+        [user(), system(None)],
+    ],
+)
+def test_a_conversation_that_the_template_takes_stays_the_same_object(messages: list[Any]) -> None:
+    assert fold_system_messages(messages) is messages
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        # As Claude Code sends them: behind the user's first message, and behind results of tools.
+        ([system("s"), user(), system()], [system("s"), user(f"ask\n\n{reminder()}")]),
+        (
+            [user(), CALL, result(), system(), assistant(), user()],
+            [user(), CALL, result(f"found\n\n{reminder()}"), assistant(), user()],
+        ),
+        # Behind an answer it waits for what comes next.
+        ([user(), assistant(), system(), user("b")], [user(), assistant(), user(f"{reminder()}\n\nb")]),
+        ([user(), assistant(), system()], [user(), assistant(), user(reminder())]),
+        ([user(), assistant(), system(), assistant("b")], [user(), assistant(), user(reminder()), assistant("b")]),
+        # Between a call and its result nothing may stand.
+        ([user(), CALL, system(), result()], [user(), CALL, result(f"{reminder()}\n\nfound")]),
+        # Several at once, in their order.
+        ([user(), system("a"), system("b")], [user(f"ask\n\n{reminder('a')}\n\n{reminder('b')}")]),
+        (
+            [user(), assistant(), system("a"), system("b"), user("c")],
+            [user(), assistant(), user(f"{reminder('a')}\n\n{reminder('b')}\n\nc")],
+        ),
+        # Those at the beginning are one, whichever of both roles they have.
+        ([system("a"), system("b"), user()], [system("a\n\nb"), user()]),
+        ([developer("a"), user()], [system("a"), user()]),
+        ([user(), developer("a")], [user(f"ask\n\n{reminder('a')}")]),
+        # Parts.
+        ([user([IMAGE]), system()], [user([IMAGE, {"type": "text", "text": reminder()}])]),
+        ([assistant(), system(), user([IMAGE])], [assistant(), user([{"type": "text", "text": reminder()}, IMAGE])]),
+        (
+            [user(), system([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])],
+            [user(f"ask\n\n{reminder('a' + chr(10) + 'b')}")],
+        ),
+        ([result(""), system()], [result(reminder())]),
+        ([{"role": "user"}, system()], [{"role": "user"}, user(reminder())]),
+    ],
+)
+def test_each_goes_to_its_neighbour(messages: list[Message], expected: list[Message]) -> None:
+    before = repr(messages)
+    assert fold_system_messages(messages) == expected
+    assert repr(messages) == before, "the request itself stays"
+
+
+def test_a_text_written_as_parts_gives_the_same_message_as_a_string() -> None:
+    parts = [{"type": "text", "text": "ask"}]
+    assert fold_system_messages([user(parts), system()]) == fold_system_messages([user(), system()])
+
+
+LLAMA = route("m").model_copy(update={"backend": "llama_server"})
+
+
+def event(fields: dict[str, Any], processed: int | None = None, total: int = 100) -> bytes:
+    """One event, of a prompt of which so many tokens are processed."""
+    told = {"total": total, "cache": 10, "processed": processed, "time_ms": 1}
+    return b"data: %b\n\n" % json.dumps(fields if processed is None else {**fields, "prompt_progress": told}).encode()
+
+
+def choice(index: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": index, "finish_reason": None, **fields}]}
+
+
+ROLE = choice(delta={"role": "assistant", "content": None})
+TEXT = choice(delta={"content": 'it says "prompt_progress"'})
+END = choice(delta={}) | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+DONE = b"data: [DONE]\n\n"
+
+
+def parsed(**fields: Any) -> InferenceRequest:
+    return parse_request(json.dumps({"model": "m", "stream": True, **fields}).encode(), may_stream=True)
+
+
+def fed(stream: bytes, *, drops: bool = True, size: int | None = None, dialect: Any = CHAT) -> tuple[bytes, list[Any]]:
+    """What a client gets of a stream that comes in pieces of this size, and what is told."""
+    told: list[PromptProgress] = []
+    reader = PromptProgressStream(dialect.open_stream(parsed()), told.append, drops=drops)
+    step = size or len(stream)
+    passed = b"".join(reader.feed_data(stream[start : start + step]) for start in range(0, len(stream), step))
+    passed += reader.finish_stream()
+    assert reader.is_complete
+    return passed, told
+
+
+WHOLE = event(ROLE, 10) + event(ROLE, 60) + event(ROLE, 100) + event(ROLE) + event(TEXT) + event(END) + DONE
+REST = event(ROLE) + event(TEXT) + event(END) + DONE
+TOLD = [PromptProgress(100, 10, done) for done in (10, 60, 100)]
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+def test_the_progress_is_told_and_dropped_wherever_the_stream_is_cut(size: int) -> None:
+    assert fed(WHOLE, size=size) == (REST, TOLD)
+
+
+def test_a_client_that_asked_itself_gets_the_progress_too() -> None:
+    assert fed(WHOLE, drops=False) == (WHOLE, TOLD)
+    # A stream without progress passes byte for byte.
+    assert fed(REST) == (REST, [])
+    assert fed(REST.removesuffix(b"\n\n"), size=7) == (REST, [])
+    # Several prompts are told of together.
+    stream = event(choice(0, text=""), 50) + event(choice(1, text=""), 10, 300) + event(choice(1, text=""), 300, 300)
+    assert fed(stream + DONE)[1] == [
+        PromptProgress(100, 10, 50),
+        PromptProgress(400, 20, 60),
+        PromptProgress(400, 20, 350),
+    ]
+    # A translated request asks.
+    request = parsed(prompt="Hi")
+    request.prompt = COMPLETIONS_VIA_CHAT.read_request(request)
+    asking = ask_for_progress(request)
+    assert json.loads(COMPLETIONS_VIA_CHAT.engine_body(asking, LLAMA, as_stream=False))["return_progress"] is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "dialect"),
+    [
+        (choice(delta={"role": "assistant", "content": "Hi"}), CHAT),
+        (choice(delta={"reasoning_content": "Hm", "reasoning": "Hm"}), CHAT),
+        (choice(text="Hi"), COMPLETIONS),
+        ({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, CHAT),
+        ({"index": 0, "content": "Hi", "stop": False}, NATIVE),
+    ],
+)
+def test_an_event_that_holds_a_part_of_the_answer_loses_the_progress_alone(fields: Any, dialect: Any) -> None:
+    passed, told = fed(event(fields, 100) + DONE, dialect=dialect)
+    assert [json.loads(passed.split(b"\n\n")[0].removeprefix(b"data: ")), *told] == [fields, TOLD[-1]]
+
+
+@pytest.mark.parametrize(
+    "fields", [choice(text=""), choice(delta={"role": "assistant", "content": None}), {"content": "", "stop": False}]
+)
+def test_an_event_of_the_progress_alone_is_dropped(fields: Any) -> None:
+    assert fed(event(fields, 100) + DONE)[0] == DONE
+
+
+@pytest.mark.parametrize("told", ["null", "[]", '"x"', "{}", '{"total": "x", "processed": -1, "cache": true}'])
+def test_whatever_an_engine_sends_in_its_place(told: str) -> None:
+    passed, _ = fed(b'data: {"choices":[{"index":null}],"prompt_progress":%b}\n\n' % told.encode() + DONE)
+    assert passed.endswith(DONE)
+
+
+@pytest.mark.parametrize(("prompt", "share"), [((0, 0, 0), 1.0), ((4, 0, 1), 0.25), ((4, 4, 4), 1.0), ((4, 0, 9), 1.0)])
+def test_the_share(prompt: tuple[int, int, int], share: float) -> None:
+    assert PromptProgress(*prompt).share == share
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_progress": False}, {"return_progress": None}])
+def test_a_request_for_progress(asked: dict[str, Any]) -> None:
+    asking = ask_for_progress(parsed(messages=[], **asked))
+    sent = json.loads(CHAT.engine_body(asking, LLAMA, as_stream=False))
+    options = {"return_progress": True, "stream_options": {"include_usage": True}}
+    assert sent == {"model": "m", "stream": True, "messages": [], **options}
+    assert asking.outline_fields["return_progress"] is True
+    assert ask_for_progress(asking) is asking
+
+
+@pytest.mark.parametrize(
+    ("api", "backend", "tells"),
+    [
+        *(("/v1/chat/completions", "llama_server", True), ("/completion", "llama_server", True)),
+        *(("/v1/messages", "llama_server", False), ("/v1/chat/completions", "vllm_serve", False)),
+        ("/v1/chat/completions", "openai_remote", False),
+    ],
+)
+def test_who_tells(api: str, backend: str, tells: bool) -> None:
+    assert tells_progress(api, route("m").model_copy(update={"backend": backend})) is tells

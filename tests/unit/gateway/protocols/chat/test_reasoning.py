@@ -14,42 +14,41 @@ from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.openai_events import DONE
 from gateway.protocols.common.request import parse_request
 from tests.support.campaign import campaign_count
+from tests.support.outcomes import present
 
 REQUEST = parse_request(b'{"model": "m", "stream": true}', may_stream=True)
 NAMES = ("reasoning", "reasoning_content")
 
 
 def event(text: str) -> bytes:
-    """A chunk with that delta."""
     return b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]}\n\n' % text.encode()
 
 
 def deltas(events: bytes) -> list[dict[str, Any]]:
-    """Of each event."""
     lines = [line for line in events.decode().split("\n") if line.startswith("data: {")]
     return [choice["delta"] for line in lines for choice in json.loads(line[6:])["choices"]]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
-    text = r'"so\u00fc \"reasoning\": \\ \n ü€ \ud83d"'
-    chunk = event(f'{{"{name}" : {text},"content":null}}')
-    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     other = NAMES[1 - NAMES.index(name)]
+    text = r'"so\u00fc \"reasoning\": \\ \n ü€ \ud83d"'
+    passed = CHAT.open_stream(REQUEST).feed_data(event(f'{{"{name}" : {text},"content":null}}'))
     assert passed == event(f'{{"{name}" : {text},"{other}":{text},"content":null}}')
+    # A name that is null is given the thought.
+    chunk = event(f'{{"{other}":null,"{name}":"so"}}') + event('{"content":"x"}') + event(f'{{"{name}":"on"}}')
+    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
+    assert deltas(passed) == [dict.fromkeys(NAMES, "so"), {"content": "x"}, dict.fromkeys(NAMES, "on")]
+    assert passed.count(b"\n\n") == 3
 
 
 @pytest.mark.parametrize(
     "delta",
     [
-        '{"content":"I am \\"reasoning\\":\\"x\\""}',
-        '{"content":"\\"reasoning_content\\":\\"x\\""}',
-        '{"reasoning":null}',
-        '{"reasoning_content":null,"content":"x"}',
-        '{"reasoning_details":[{"type":"reasoning","text":"x"}]}',
-        '{"reasoning":"x","reasoning_content":"x"}',
-        '{"reasoning":"x","reasoning_content":"y"}',
-        '{"reasoning":null,"reasoning_content":null}',
+        *('{"content":"I am \\"reasoning\\":\\"x\\""}', '{"content":"\\"reasoning_content\\":\\"x\\""}'),
+        *('{"reasoning":null}', '{"reasoning_content":null,"content":"x"}'),
+        *('{"reasoning_details":[{"type":"reasoning","text":"x"}]}', '{"reasoning":"x","reasoning_content":"x"}'),
+        *('{"reasoning":"x","reasoning_content":"y"}', '{"reasoning":null,"reasoning_content":null}'),
         '{"reasoning":{"a":"b"}}',
     ],
 )
@@ -57,50 +56,28 @@ def test_what_is_no_thought_or_has_both_names_stays(delta: str) -> None:
     assert CHAT.open_stream(REQUEST).feed_data(event(delta)) == event(delta)
 
 
-@pytest.mark.parametrize("first", NAMES)
-def test_a_name_that_is_null_is_given_the_thought(first: str) -> None:
-    other = NAMES[1 - NAMES.index(first)]
-    chunk = event(f'{{"{first}":null,"{other}":"so"}}') + event('{"content":"x"}') + event(f'{{"{other}":"on"}}')
-    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
-    assert deltas(passed) == [dict.fromkeys(NAMES, "so"), {"content": "x"}, dict.fromkeys(NAMES, "on")]
-    assert passed.count(b"\n\n") == 3
-
-
-def test_choices_of_one_event_keep_their_own_thoughts() -> None:
+def test_thoughts_of_several_choices_and_events() -> None:
     chunk = b'data: {"choices":[{"delta":{"reasoning":"a"}},{"delta":{"reasoning_content":null}}]}\n\n'
     passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), {"reasoning_content": None}]
-
-
-def test_both_names_in_different_events_of_a_chunk() -> None:
     passed = CHAT.open_stream(REQUEST).feed_data(event('{"reasoning":"a"}') + event('{"reasoning_content":"b"}'))
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b")]
-
-
-def test_completions_have_no_thoughts() -> None:
     chunk = b'data: {"choices":[{"text":"x","reasoning":"y"}]}\n\n'
     assert COMPLETIONS.open_stream(REQUEST).feed_data(chunk) == chunk
     assert COMPLETIONS.get_body_converter(REQUEST) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_blocking_answer_has_both(name: str) -> None:
-    change = CHAT.get_body_converter(REQUEST)
-    assert change is not None
+def test_a_blocking_or_gathered_answer_has_both(name: str) -> None:
+    change = present(CHAT.get_body_converter(REQUEST))
     body = b'{\n "choices": [{"message": {"%b": "so",\n "content": "x"}}],"usage":{"d":{"reasoning_tokens":1}}}'
     answer = change(body % name.encode())
     assert json.loads(answer)["choices"][0]["message"] == {"content": "x"} | dict.fromkeys(NAMES, "so")
     assert change(b'{"choices":[{"message":{"content":"x"}}]}') == b'{"choices":[{"message":{"content":"x"}}]}'
     assert change(b'{"choices":7,"reasoning":null,"reasoning_content":1}').startswith(b'{"choices":7')
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_gathered_answer_has_both(name: str) -> None:
-    gathering = CHAT.open_collector(REQUEST)
-    assert gathering is not None
+    gathering = present(CHAT.open_collector(REQUEST))
     gathering.feed_data(event(f'{{"{name}":"so "}}') + event(f'{{"{name}":"on"}}') + event('{"content":"x"}') + DONE)
-    result = gathering.build_result()
-    assert result is not None
+    result = present(gathering.build_result())
     message = json.loads(result[1])["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "x"} | dict.fromkeys(NAMES, "so on")
 
@@ -119,9 +96,7 @@ DELTAS = st.fixed_dictionaries(
 
 @settings(max_examples=campaign_count(40, 2_000))
 @given(st.lists(DELTAS, min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
-    said: list[dict[str, Any]], ascii_only: bool, spaced: bool
-) -> None:
+def test_both_names_hold_the_thought(said: list[dict[str, Any]], ascii_only: bool, spaced: bool) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     chunk = b"".join(event(json.dumps(delta, ensure_ascii=ascii_only, separators=separators)) for delta in said)
     passed = reasoning.alias_in_events(chunk)

@@ -15,6 +15,7 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, present
 
 OWN = [3.0, 4.0, 12.0]
 OTHER = [0.0, 0.0, 1.0]
@@ -40,15 +41,12 @@ def answer(*vectors: Any) -> dict[str, Any]:
 
 
 def given(request: InferenceRequest, told: Any) -> Any:
-    """What the client gets."""
-    translate = EMBEDDINGS.get_body_converter(request)
-    assert translate is not None
+    translate = present(EMBEDDINGS.get_body_converter(request))
     return json.loads(translate(json.dumps(told).encode()))
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["a", ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1], {"content": []}], [1, "a"], {"prompt_string": "a"}],
+    "value", ["a", ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1], {"content": []}], [1, "a"], {"prompt_string": "a"}]
 )
 def test_inputs_of_every_kind_pass_as_they_are(value: Any) -> None:
     request = checked(route("m"), input=value, encoding_format="base64", user="u", own={"x": 1})
@@ -56,56 +54,35 @@ def test_inputs_of_every_kind_pass_as_they_are(value: Any) -> None:
     assert EMBEDDINGS.get_body_converter(request) is None
 
 
-def test_an_input_under_an_engines_own_name_passes() -> None:
+def test_what_is_sent_of_an_input() -> None:
     for name in ("messages", "content"):
         request = parse_request(json.dumps({"model": "m", name: []}).encode(), may_stream=False)
         EMBEDDINGS.check_request(request, route("m"))
         assert EMBEDDINGS.engine_body(request, route("m"), as_stream=False) is request.raw
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": {}}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": True}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": ["a", None]}, "input[1]"),
-        ({"input": [1, 2.5]}, "input[1]"),
-        ({"input": [1, True]}, "input[1]"),
-        ({"input": [[1], []]}, "input[1]"),
-        ({"input": [[1], [2, 3.5]]}, "input[1][1]"),
-        ({"input": [[1], [[2]]]}, "input[1][0]"),
-        ({"encoding_format": "int8"}, "encoding_format"),
-        ({"encoding_format": 3}, "encoding_format"),
-        ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": -1}, "dimensions"),
-        ({"dimensions": True}, "dimensions"),
-        ({"dimensions": 2.0}, "dimensions"),
-        ({"dimensions": "2"}, "dimensions"),
-    ],
-)
-def test_what_is_no_request_for_embeddings_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(route("m", takes_dimensions=True), **fields)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", param)
-    assert f"`{param}`" in caught.value.message
-
-
-def test_a_missing_input_is_refused() -> None:
-    with pytest.raises(RoundhouseError, match="it is missing"):
-        EMBEDDINGS.check_request(parse_request(b'{"model": "m"}', may_stream=False), route("m"))
-
-
-def test_null_is_as_if_it_were_left_out() -> None:
     # llama-server answers 500 to an `encoding_format` of null.
     request = checked(route("m"), encoding_format=None, dimensions=None, user="u")
     body = json.loads(EMBEDDINGS.engine_body(request, route("m", served_name="inner"), as_stream=False))
     assert body == {"model": "inner", "input": "a", "user": "u"}
     assert EMBEDDINGS.get_body_converter(request) is None
+    with pytest.raises(RoundhouseError, match="it is missing"):
+        EMBEDDINGS.check_request(parse_request(b'{"model": "m"}', may_stream=False), route("m"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *(({"input": value}, "input") for value in (None, "", list[Any](), dict[str, Any](), 5, True)),
+        *(({"input": value}, "input[1]") for value in (["a", ""], ["a", None], [1, 2.5], [1, True], [[1], []])),
+        ({"input": [[1], [2, 3.5]]}, "input[1][1]"),
+        ({"input": [[1], [[2]]]}, "input[1][0]"),
+        *(({"encoding_format": value}, "encoding_format") for value in ("int8", 3)),
+        *(({"dimensions": value}, "dimensions") for value in (0, -1, True, 2.0, "2")),
+    ],
+)
+def test_what_is_no_request_for_embeddings_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
+    error = error_of(lambda: checked(route("m", takes_dimensions=True), **fields))
+    assert (error.entry.code, error.param) == ("invalid_request", param)
+    assert f"`{param}`" in error.message
 
 
 def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
@@ -114,25 +91,19 @@ def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
         body = json.loads(EMBEDDINGS.engine_body(request, route("m", served_name="inner"), as_stream=False))
         # Numbers are read ten times as fast from base64.
         assert body == {"model": "inner", "input": "a", "encoding_format": "base64"}
-
-
-def test_dimensions_are_left_to_an_engine_that_knows_them() -> None:
+    # Dimensions are left to an engine that knows them.
     knows = route("m", takes_dimensions=True)
     request = checked(knows, dimensions=2)
     assert EMBEDDINGS.engine_body(request, knows, as_stream=False) is request.raw
     assert EMBEDDINGS.get_body_converter(request) is None
-
-
-def test_what_is_declared_of_a_model_rules_and_a_remote_is_asked_in_the_clients_words() -> None:
+    # What is declared of a model rules and a remote is asked in the client's words.
     remote = route("m", takes_dimensions=True, shortens_embeddings=True)
     for encoding in ("float", "base64"):
         request = checked(remote, dimensions=2, encoding_format=encoding)
         body = json.loads(EMBEDDINGS.engine_body(request, remote, as_stream=False))
         assert body == {"model": "m", "input": "a", "encoding_format": encoding}
         assert given(request, answer(OWN, packed(OWN))) == answer([0.6, 0.8], packed([0.6, 0.8]))
-
-
-def test_another_version_of_the_table_decides_anew() -> None:
+    # Another version of the table decides anew.
     request = checked(route("m", shortens_embeddings=True), dimensions=2)
     EMBEDDINGS.check_request(request, route("m", takes_dimensions=True))
     assert EMBEDDINGS.get_body_converter(request) is None
@@ -147,9 +118,7 @@ def test_shorter_vectors_are_the_beginning_scaled_to_length_1() -> None:
         as_floats = checked(may, dimensions=2, **fields)
         assert given(as_floats, told) == answer([0.6, 0.8], [0.0, 0.0])
         assert given(as_floats, answer(OWN, OTHER)) == answer([0.6, 0.8], [0.0, 0.0]), "no base64, though asked for it"
-
-
-def test_fields_of_the_engines_own_stay() -> None:
+    # Fields of the engine's own stay.
     told = answer(packed(OWN)) | {"timings": {"x": 1}}
     item = told["data"][0]
     item |= {"encoding_format": "base64", "own": 1}  # as llama-server tells it
@@ -164,8 +133,7 @@ def test_fields_of_the_engines_own_stay() -> None:
 @pytest.mark.parametrize("shortens", [True, False])
 def test_the_models_own_length_is_not_touched(shortens: bool) -> None:
     own = route("m", shortens_embeddings=shortens)
-    translate = EMBEDDINGS.get_body_converter(checked(own, dimensions=3, encoding_format="base64"))
-    assert translate is not None
+    translate = present(EMBEDDINGS.get_body_converter(checked(own, dimensions=3, encoding_format="base64")))
     for told in (answer(OWN, [1, 2, 3]), answer(packed(OWN))):
         body = json.dumps(told, indent=3).encode()
         assert translate(body) is body
@@ -176,9 +144,7 @@ def test_the_models_own_length_is_not_touched(shortens: bool) -> None:
 @pytest.mark.parametrize("told", [answer(OWN), answer(packed(OWN))], ids=["float", "base64"])
 def test_what_cannot_be_had_is_refused_and_names_the_models_own(shortens: bool, dimensions: int, told: Any) -> None:
     request = checked(route("m", shortens_embeddings=shortens), dimensions=dimensions)
-    with pytest.raises(RoundhouseError) as caught:
-        given(request, told)
-    error = caught.value
+    error = error_of(lambda: given(request, told))
     assert (error.entry.code, error.entry.status, error.param) == ("dimensions_unsupported", 400, "dimensions")
     own = "at most 3" if shortens else "3"
     assert error.message == f"`dimensions` is {dimensions}; the model 'm' gives embeddings of {own}."
@@ -187,37 +153,26 @@ def test_what_cannot_be_had_is_refused_and_names_the_models_own(shortens: bool, 
 @pytest.mark.parametrize(
     "told",
     [
-        [],
-        {"data": []},
-        {"data": {}},
-        {"data": [3]},
-        {"data": [{}]},
-        {"data": [{"embedding": []}]},
-        {"data": [{"embedding": [[1.0, 2.0, 3.0]]}]},
-        {"data": [{"embedding": [1.0, None, 3.0]}]},
-        {"data": [{"embedding": "%%%"}]},
-        {"data": [{"embedding": "ü"}]},
-        {"data": [{"embedding": packed([1.0, math.nan, 3.0])}]},
-        {"data": [{"embedding": "%" + packed(OWN)}]},
-        {"data": [{"embedding": ""}]},
-        {"data": [{"embedding": base64.b64encode(b"12345").decode()}]},
+        *([], {"data": []}, {"data": {}}, {"data": [3]}, {"data": [{}]}),
+        *(
+            {"data": [{"embedding": value}]}
+            for value in (
+                *([], [[1.0, 2.0, 3.0]], [1.0, None, 3.0], "%%%", "ü", "", packed([1.0, math.nan, 3.0])),
+                *("%" + packed(OWN), base64.b64encode(b"12345").decode()),
+            )
+        ),
     ],
 )
 def test_what_is_no_answer_of_embeddings_is_the_engines_failure(told: Any) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        given(checked(route("m", shortens_embeddings=True), dimensions=2), told)
-    assert caught.value.entry.code == "engine_disconnected"
+    request = checked(route("m", shortens_embeddings=True), dimensions=2)
+    assert error_of(lambda: given(request, told)).entry.code == "engine_disconnected"
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_that_json_cannot_express_are_the_engines_failure(number: float, dimensions: int) -> None:
+def test_what_is_no_json_or_holds_other_numbers_is_the_engines_failure(number: float, dimensions: int) -> None:
     with pytest.raises(RoundhouseError, match="no embeddings"):
         given(checked(route("m", shortens_embeddings=True), dimensions=dimensions), answer(packed([number, 1.0, 2.0])))
-
-
-def test_what_is_no_json_is_the_engines_failure() -> None:
-    translate = EMBEDDINGS.get_body_converter(checked(route("m"), dimensions=2))
-    assert translate is not None
+    translate = present(EMBEDDINGS.get_body_converter(checked(route("m"), dimensions=2)))
     with pytest.raises(RoundhouseError, match="no embeddings"):
         translate(b"<html>")

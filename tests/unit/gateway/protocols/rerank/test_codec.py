@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2, RerankDialect
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, present, refusal
 
 MODEL = route("m", served_name="inner")
 PLAIN: dict[str, Any] = {"query": "q", "documents": ["a", "b", "c"]}
@@ -36,32 +36,20 @@ def checked(dialect: RerankDialect = RERANK, **fields: Any) -> InferenceRequest:
 
 
 def sent(dialect: RerankDialect = RERANK, **fields: Any) -> Any:
-    """What the engine is asked."""
     return json.loads(dialect.engine_body(checked(dialect, **fields), MODEL, as_stream=False))
 
 
 def given(told: Any, dialect: RerankDialect = RERANK, **fields: Any) -> Any:
-    """What the client is answered."""
-    translate = dialect.get_body_converter(checked(dialect, **fields))
-    assert translate is not None
+    translate = present(dialect.get_body_converter(checked(dialect, **fields)))
     return json.loads(translate(json.dumps(told).encode()))
 
 
-def test_the_engine_is_asked_for_all_of_the_texts() -> None:
+def test_what_the_engine_is_sent() -> None:
     asked = {**PLAIN, "top_n": 1, "return_documents": True, "max_chunks_per_doc": 3, "user": "u", "priority": None}
     assert sent(**asked) == {"model": "inner", **PLAIN, "max_chunks_per_doc": 3, "user": "u"}
     assert sent(RERANK_V2, **PLAIN, max_tokens_per_doc=9) == {"model": "inner", **PLAIN, "max_tokens_per_doc": 9}
-
-
-def test_an_engine_is_not_led_to_another_form_of_answer() -> None:
     assert sent(**PLAIN, texts=["x"]) == {"model": "inner", **PLAIN}
-
-
-def test_objects_are_compared_by_their_text() -> None:
     assert sent(query="q", documents=OBJECTS)["documents"] == ["a", "b", ""]
-
-
-def test_objects_are_compared_by_the_fields_that_are_named_in_that_order() -> None:
     documents = [{"text": "a", "title": "T"}, "b", {"text": "c"}]
     asked = sent(query="q", documents=documents, rank_fields=["title", "text"])
     assert asked == {"model": "inner", "query": "q", "documents": ["T\na", "b", "c"]}
@@ -80,9 +68,6 @@ def test_jinas_answer_has_what_coheres_clients_read() -> None:
         "model": "inner",
         "usage": {"prompt_tokens": 9, "total_tokens": 9},
     }
-
-
-def test_coheres_second_version() -> None:
     asked = {**PLAIN, "top_n": 2, "return_documents": True, "rank_fields": ["x"]}
     assert given(SCORED, RERANK_V2, **asked) == {
         "id": "req-1",
@@ -91,25 +76,19 @@ def test_coheres_second_version() -> None:
     }
 
 
-def test_documents_come_back_as_they_were_where_asked_for() -> None:
+def test_results_have_documents_only_where_they_were_requested() -> None:
     made = given(SCORED, query="q", documents=OBJECTS, return_documents=True)
     assert [result["document"] for result in made["results"]] == [OBJECTS[2], OBJECTS[0], {"text": "b"}]
     assert "document" not in given(SCORED, **PLAIN, return_documents=False)["results"][0]
-
-
-def test_what_the_engine_adds_of_its_own_is_not_taken_for_the_clients_document() -> None:
+    # What the engine adds of its own is not taken for the client's document.
     told = {"results": [{"index": 0, "relevance_score": 1, "document": {"text": "x", "multi_modal": None}}]}
     assert given(told, **PLAIN)["results"] == [{"index": 0, "relevance_score": 1}]
-
-
-def test_what_the_engine_does_not_tell_is_not_made_up() -> None:
+    # What the engine does not tell is not made up.
     made = given({"results": SCORED["results"]}, **PLAIN)
     assert "usage" not in made
     assert made["model"] == "alias"
     assert made["meta"] == {"api_version": {"version": "1"}}
-
-
-def test_equal_scores_keep_the_clients_order() -> None:
+    # Equal scores keep the client's order.
     results = [{"index": index, "relevance_score": 0.5} for index in (2, 0, 1)]
     assert [result["index"] for result in given({"results": results}, **PLAIN, top_n=2)["results"]] == [0, 1]
 
@@ -117,60 +96,36 @@ def test_equal_scores_keep_the_clients_order() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"query": None}, "query"),
-        ({"query": ""}, "query"),
-        ({"query": {"text": "q"}}, "query"),
-        ({"documents": None}, "documents"),
-        ({"documents": "a"}, "documents"),
-        ({"documents": []}, "documents"),
-        ({"documents": ["a", 5]}, "documents[1]"),
-        ({"documents": ["a", None]}, "documents[1]"),
+        *(({"query": value}, "query") for value in (None, "", {"text": "q"})),
+        *(({"documents": value}, "documents") for value in (None, "a", list[Any]())),
+        *(({"documents": value}, "documents[1]") for value in (["a", 5], ["a", None])),
         ({"documents": [{"image": "x"}]}, "documents[0]"),
         ({"documents": [{"text": 5}]}, "documents[0].text"),
         ({"documents": [{"text": "a"}], "rank_fields": ["title"]}, "documents[0]"),
         ({"documents": [{"title": {}}], "rank_fields": ["title"]}, "documents[0].title"),
-        ({"rank_fields": "text"}, "rank_fields"),
-        ({"rank_fields": []}, "rank_fields"),
+        *(({"rank_fields": value}, "rank_fields") for value in ("text", list[Any]())),
         ({"rank_fields": ["text", 5]}, "rank_fields[1]"),
-        ({"top_n": 0}, "top_n"),
-        ({"top_n": -1}, "top_n"),
-        ({"top_n": "1"}, "top_n"),
-        ({"top_n": True}, "top_n"),
+        *(({"top_n": value}, "top_n") for value in (0, -1, "1", True)),
         ({"return_documents": "yes"}, "return_documents"),
         ({"max_chunks_per_doc": 0}, "max_chunks_per_doc"),
         ({"max_tokens_per_doc": 1.5}, "max_tokens_per_doc"),
     ],
 )
 def test_what_is_wrong_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(**PLAIN | fields)
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", param)
-
-
-def test_the_second_version_takes_texts_alone() -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        checked(RERANK_V2, query="q", documents=["a", {"text": "b"}])
-    assert caught.value.param == "documents[1]"
-    assert "must be a string;" in caught.value.message
+    assert refusal(lambda: checked(**PLAIN | fields)) == ("invalid_request", param)
+    error = error_of(lambda: checked(RERANK_V2, query="q", documents=["a", {"text": "b"}]))
+    assert error.param == "documents[1]", "the second version takes texts alone"
+    assert "must be a string;" in error.message
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        [],
-        {"results": None},
-        {"results": []},
-        {"results": [3]},
-        {"results": [{"index": 0}]},
-        {"results": [{"index": 0, "relevance_score": None}]},
-        {"results": [{"index": 0, "relevance_score": True}]},
-        {"results": [{"index": 3, "relevance_score": 1.0}]},
-        {"results": [{"index": -1, "relevance_score": 1.0}]},
-        {"results": [{"index": "0", "relevance_score": 1.0}]},
+        *([], {"results": None}, {"results": []}, {"results": [3]}, {"results": [{"index": 0}]}),
+        *({"results": [{"index": 0, "relevance_score": score}]} for score in (None, True)),
+        *({"results": [{"index": index, "relevance_score": 1.0}]} for index in (3, -1, "0")),
         {"results": [{"index": 0, "relevance_score": 1.0}, {"index": 1}]},
     ],
 )
 def test_what_is_no_ranking_of_the_documents_is_the_engines_failure(told: Any) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        given(told, **PLAIN)
-    assert caught.value.entry.code == "engine_disconnected"
+    assert error_of(lambda: given(told, **PLAIN)).entry.code == "engine_disconnected"

@@ -15,9 +15,14 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Answer, Call, Tokens
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.answer_times import AnswerTimes
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.file_search import FoundFiles
+from gateway.protocols.responses.replayed_events import replay_end, replay_events
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.fakes.fake_retrieval import file_hit
+from tests.support.outcomes import present
 from tests.support.responses import Fields, check_response, context, events_in, folded
 
 GOLDEN = Path(__file__).resolve().parents[4] / "golden" / "responses"
@@ -47,7 +52,7 @@ def test_transcripts(name: str, is_open: bool) -> None:
     assert folded(out, is_open=is_open) == request.state.response
 
 
-def test_what_was_asked_for_is_told_again() -> None:
+def test_what_was_requested_is_told_again() -> None:
     asked: Fields = {
         "background": True,
         "instructions": "Be brief.",
@@ -78,9 +83,6 @@ def test_what_was_asked_for_is_told_again() -> None:
     ]
     assert (response["store"], response["model"]) == (True, "m")
     check_response(response)
-
-
-def test_what_was_not_asked_for_has_its_default() -> None:
     response = writer(metadata=None, tools=None, text=None, temperature=None).build_answer(Answer(text="Hi"))
     check_response(response)
     told = ("temperature", "top_p", "tool_choice", "truncation", "store", "metadata", "service_tier", "text")
@@ -149,12 +151,8 @@ def said(text: str, refusal: str) -> list[Fields]:
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
 def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: Any, reason: str) -> None:
     cut = writer()
-    stream = (
-        cut.begin_answer("x")
-        + cut.write_reasoning("a")
-        + cut.write_text("b", None)
-        + cut.end_answer(finish, None, Tokens(1, 1))
-    )
+    stream = cut.begin_answer("x") + cut.write_reasoning("a") + cut.write_text("b", None)
+    stream += cut.end_answer(finish, None, Tokens(1, 1))
     response = folded(stream)
     assert events_in(stream)[-1]["type"] == "response.incomplete"
     assert response["incomplete_details"] == {"reason": reason}
@@ -168,13 +166,23 @@ def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: An
     assert writer().build_answer(Answer(finish=finish)) == empty
 
 
-def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
+def test_what_is_asked_of_engines_and_errors_of_streams() -> None:
     fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
     request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
     engine = route("m").model_copy(update={"backend": "llama_server"})
     RESPONSES_VIA_CHAT.check_request(request, engine)
     assert RESPONSES_VIA_CHAT.open_collector(request) is not None
     assert json.loads(RESPONSES_VIA_CHAT.engine_body(request, engine, as_stream=False))["messages"] == []
+    told = RoundhouseError("queue_full", "No.").json_bytes("r")
+    request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
+    request.state = context()
+    # What could not be read has no response.
+    alone = events_in(RESPONSES_VIA_CHAT.error_as_events(told, request))
+    assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
+    request.prompt = RESPONSES_VIA_CHAT.read_request(request)
+    response = folded(RESPONSES_VIA_CHAT.error_as_events(told, request))
+    assert response == request.state.response
+    assert response["error"]["reason"] == "queue_full"
 
 
 @pytest.mark.parametrize("stop", ["x", ["x"]])
@@ -188,14 +196,10 @@ def test_what_a_stream_would_lose_is_not_gathered(stop: Any) -> None:
 
 def test_calls_that_overlap_lose_nothing() -> None:
     both = writer()
-    stream = (
-        both.begin_answer("x") + both.write_tool_call(0, "a", "f", '{"x":') + both.write_tool_call(1, "b", "g", "{}")
-    )
-    stream += (
-        both.write_tool_call(0, None, None, "1}")
-        + both.write_tool_call(2, None, "h", "")
-        + both.write_tool_call(1, None, None, "late")
-    )
+    stream = both.begin_answer("x")
+    for call in ((0, "a", "f", '{"x":'), (1, "b", "g", "{}"), (0, None, None, "1}"), (2, None, "h", "")):
+        stream += both.write_tool_call(*call)
+    stream += both.write_tool_call(1, None, None, "late")
     stream += both.write_text("so", None) + both.end_answer("tool_calls", None, None)
     response = folded(stream)
     called = [(item["call_id"], item["arguments"]) for item in response["output"][:3]]
@@ -208,13 +212,16 @@ def test_calls_that_overlap_lose_nothing() -> None:
 
 def test_thoughts_between_texts_are_items_between_items() -> None:
     mixed = writer()
-    stream = (
-        mixed.begin_answer("x") + mixed.write_text("a", None) + mixed.write_reasoning("b") + mixed.write_text("c", None)
-    )
-    stream += mixed.write_refusal("d") + mixed.end_answer("stop", None, None)
+    stream = mixed.begin_answer("x") + mixed.write_text("a", None) + mixed.write_reasoning("b")
+    stream += mixed.write_text("c", None) + mixed.write_refusal("d") + mixed.end_answer("stop", None, None)
     response = folded(stream)
     assert [item["type"] for item in response["output"]] == ["message", "reasoning", "message"]
     assert [part["type"] for part in response["output"][2]["content"]] == ["output_text", "refusal"]
+    half = writer()
+    stream = half.begin_answer("x") + half.write_text("\ud83d", None) + half.write_text("ü", None)
+    stream += half.end_answer("stop", None, None)
+    assert "ü".encode() in stream
+    assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
 
 
 @pytest.mark.parametrize(
@@ -231,50 +238,109 @@ def test_an_error_before_anything_began_is_a_whole_stream(code: str, told: str) 
     stream = writer(made).fail_answer(error)
     response = folded(stream)
     assert [event["type"] for event in events_in(stream)] == [
-        *("response.created", "response.in_progress", "error", "response.failed"),
+        *("response.created", "response.in_progress", "error", "response.failed")
     ]
     failed = {"code": told, "message": "No.", "type": error["type"], "param": "input", "reason": code}
     assert response["error"] == failed
     assert made.response == response
 
 
-def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() -> None:
-    told = RoundhouseError("queue_full", "No.").json_bytes("r")
-    request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
-    request.state = context()
-    # What could not be read has no response.
-    alone = events_in(RESPONSES_VIA_CHAT.error_as_events(told, request))
-    assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
-    request.prompt = RESPONSES_VIA_CHAT.read_request(request)
-    response = folded(RESPONSES_VIA_CHAT.error_as_events(told, request))
-    assert response == request.state.response
-    assert response["error"]["reason"] == "queue_full"
-
-
-def test_half_a_surrogate_pair_can_be_said() -> None:
-    half = writer()
-    stream = (
-        half.begin_answer("x")
-        + half.write_text("\ud83d", None)
-        + half.write_text("ü", None)
-        + half.end_answer("stop", None, None)
-    )
-    assert "ü".encode() in stream
-    assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
-
-
 def test_a_stream_that_somebody_ends_is_cancelled() -> None:
     made = context()
     cut = writer(made)
-    stream = (
-        cut.begin_answer("x")
-        + cut.write_reasoning("a")
-        + cut.write_text("b", None)
-        + cut.write_tool_call(0, "c", "f", "{")
-    )
-    assert made.cancel is not None
-    response = folded(stream + made.cancel())
+    stream = cut.begin_answer("x") + cut.write_reasoning("a") + cut.write_text("b", None)
+    stream += cut.write_tool_call(0, "c", "f", "{")
+    response = folded(stream + present(made.cancel)())
     assert response is not made.response
     assert response == made.response
     assert response["status"] == "cancelled"
     assert [item["status"] for item in response["output"]] == ["completed", "completed", "incomplete"]
+
+
+USAGE = {"input_tokens": 3, "output_tokens": 4}
+
+
+def response(*names: str) -> dict[str, Any]:
+    return {"id": "resp_1", "model": "m", "usage": USAGE, "output": [{"id": name} for name in names]}
+
+
+def test_times_of_items() -> None:
+    times = AnswerTimes(100.0)
+    times.begin_item(100.5, is_said=False)
+    times.begin_item(101.25, is_said=True)
+    times.begin_item(103.0, is_said=True)
+    times.ended_at = 103.5
+    figures = {"model": "m", "usage": USAGE, "first_token_ms": 1250, "total_ms": 3500}
+    assert times.describe_items(response("list", "thought", "text")) == [
+        {"response_id": "resp_1", "took_ms": 750, "figures": None},
+        {"response_id": "resp_1", "took_ms": 1750, "figures": None},
+        {"response_id": "resp_1", "took_ms": 500, "figures": figures},
+    ]
+    times = AnswerTimes(100.0, ended_at=102.0)
+    figures = {"model": "m", "usage": USAGE, "first_token_ms": None, "total_ms": 2000}
+    assert times.describe_items(response("thought", "text")) == [
+        {"response_id": "resp_1", "took_ms": None, "figures": None},
+        {"response_id": "resp_1", "took_ms": None, "figures": figures},
+    ]
+    assert times.describe_items(response()) == []
+    times = AnswerTimes(100.0)
+    times.begin_item(100.1, is_said=True)
+    times.restart()
+    times.begin_item(99.0, is_said=True)
+    times.ended_at = 98.0
+    [described] = times.describe_items(response("text"))
+    assert (described["took_ms"], described["figures"]["first_token_ms"], described["figures"]["total_ms"]) == (0, 0, 0)
+
+
+DONE = b"data: [DONE]\n\n"
+PROBABILITY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+ANSWERS = {
+    "text": Answer(text="Hi", tokens=Tokens(1, 2)),
+    "probabilities": Answer(text="a", logprobs=(PROBABILITY,), tokens=Tokens(1, 2)),
+    "thought": Answer(text="Hi", thought="Hm.", tokens=Tokens(1, 2)),
+    "refusal": Answer(refusal="No."),
+    "calls": Answer(calls=(Call("c1", "f", '{"a":1}'), Call("c2", "shell", '{"input":"ls"}'), Call("c3", "f", ""))),
+    "cut": Answer(text="Hi", finish="length", tokens=Tokens(1, 2)),
+    "nothing": Answer(),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_response_is_what_its_events_say(name: str, is_open: bool) -> None:
+    tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "shell"}]
+    asked: dict[str, Any] = {"model": "m", "input": "Hi", "background": True, "tools": tools}
+    response = ResponseWriter(asked, context(stores=True)).build_answer(ANSWERS[name])
+    assert folded(replay_events(response, is_open_responses=is_open) + DONE, is_open=is_open) == response
+
+
+@pytest.mark.parametrize("includes_results", [False, True])
+def test_the_search_and_the_citations_of_a_response(includes_results: bool) -> None:
+    found = FoundFiles("Where?", (file_hit(1, "There."),), includes_results)
+    asked: dict[str, Any] = {"model": "m", "input": "Where?", "tools": [{"type": "file_search"}]}
+    asked["tools"][0]["vector_store_ids"] = ["vs"]
+    answer = Answer(text="There [1], I think [2].", tokens=Tokens(1, 2))
+    response = ResponseWriter(asked, context(stores=True, found_files=found)).build_answer(answer)
+    assert [item["type"] for item in response["output"]] == ["file_search_call", "message"]
+    assert len(response["output"][1]["content"][0]["annotations"]) == 1
+    assert folded(replay_events(response, is_open_responses=False) + DONE) == response
+    writer = ResponseWriter(asked, made := context(stores=True, found_files=found))
+    stream = writer.begin_answer("") + writer.write_text("There [1], I ", None) + writer.write_text("think [2].", None)
+    stream += writer.end_answer("stop", None, answer.tokens)
+    assert folded(stream) == made.response
+    assert made.response is not None
+    assert made.response["output"] == response["output"]
+
+
+def test_one_that_failed_or_was_cancelled() -> None:
+    writer = ResponseWriter({"model": "m", "input": "Hi"}, made := context(stores=True))
+    writer.begin_answer("")
+    writer.write_text("Hi", None)
+    writer.fail_answer({"message": "Too late.", "type": "server_error", "code": "request_timeout", "status": 504})
+    assert made.response is not None
+    events = events_in(replay_events(made.response, is_open_responses=False) + DONE)
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert (events[-2]["code"], events[-1]["response"]) == ("request_timeout", made.response)
+    cancelled = {**made.response, "status": "cancelled", "error": None}
+    [last] = events_in(replay_end(cancelled, 7) + DONE)
+    assert (last["type"], last["sequence_number"], last["response"]) == ("response.incomplete", 7, cancelled)

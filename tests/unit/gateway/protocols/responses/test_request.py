@@ -24,11 +24,22 @@ from gateway.protocols.common.conversation import (
     User,
 )
 from gateway.protocols.common.request import InferenceRequest, parse_request
+from gateway.protocols.responses.mcp_items import (
+    failed_server,
+    failed_tool,
+    invalid_call,
+    object_text,
+    read_arguments,
+    text_of_error,
+)
+from gateway.protocols.responses.mcp_tools import echo_mcp
 from gateway.protocols.responses.request import read_prompt
 from gateway.protocols.responses.tools import custom_names, echo_tools
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, present, refusal
 from tests.support.responses import Fields, context
+from tests.support.tool_rounds import CITY, OWN, WEATHER, servers_of
 
 CALL: Fields = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 F: Fields = {"type": "function", "name": "f"}
@@ -40,17 +51,12 @@ def prompt(made: Any = None, **fields: Any) -> Prompt:
 
 
 def refused(**fields: Any) -> RoundhouseError:
-    with pytest.raises(RoundhouseError) as caught:
-        prompt(**fields)
-    return caught.value
+    return error_of(lambda: prompt(**fields))
 
 
-def test_a_text_is_the_users() -> None:
+def test_a_text_is_the_users_and_what_came_before_comes_first() -> None:
     assert prompt() == Prompt(turns=(User((Text("Hi"),)),))
     assert prompt(instructions="Be brief.").turns == (System("Be brief."), User((Text("Hi"),)))
-
-
-def test_what_came_before_comes_first_and_instructions_before_all() -> None:
     before = ({"type": "message", "role": "developer", "content": "Old."}, {"role": "user", "content": "One"})
     asked = prompt(context(history=before), instructions="New.", previous_response_id="resp_0")
     assert asked.turns == (System("New."), System("Old."), User((Text("One"),)), User((Text("Hi"),)))
@@ -59,6 +65,14 @@ def test_what_came_before_comes_first_and_instructions_before_all() -> None:
     for nothing in empty:
         alone = prompt(context(history=before), input=nothing, previous_response_id="resp_0")
         assert alone.turns == (System("Old."), User((Text("One"),)))
+    kept = ({"id": "msg_1", "type": "message", "role": "user", "content": "One"},)
+    asked = prompt(context(history=kept, conversation_id="conv_1"), conversation="conv_1", input=[])
+    assert asked.turns == (User((Text("One"),)),)
+    assert [turn.place for turn in asked.turns] == ["conversation"]
+    with pytest.raises(RoundhouseError, match="the conversation has no items yet"):
+        prompt(context(conversation_id="conv_1"), conversation="conv_1", input=[])
+    unset: Fields = {"conversation": None, "prompt": None, "n": 1, "tools": None, "tool_choice": None, "text": {}}
+    assert prompt(**unset, reasoning=None, metadata=None, truncation=None).turns == (User((Text("Hi"),)),)
 
 
 def test_what_the_model_said_in_a_row_is_one_turn() -> None:
@@ -101,7 +115,7 @@ def test_a_message_that_was_cut_off_is_continued_by_the_next_one() -> None:
         assert prompt(input=items).turns == tuple(turns)
 
 
-def test_an_item_that_is_referred_to_is_read_in_its_place() -> None:
+def test_an_item_that_is_referred_to_and_a_file_are_read_in_their_places() -> None:
     stored = {"i": {"type": "message", "id": "i", "role": "user", "content": "Old"}}
     for reference in ({"type": "item_reference", "id": "i"}, {"id": "i"}, {"id": "i", "type": None}):
         made = context(referenced_items=stored, stores=True)
@@ -109,31 +123,31 @@ def test_an_item_that_is_referred_to_is_read_in_its_place() -> None:
         assert [item["id"] for item in made.input_items] == ["i"]
     error = refused(input=[{"type": "item_reference", "id": "other"}])
     assert (error.entry.code, error.param) == ("invalid_request", "input[0].id")
-
-
-def test_files_that_are_texts() -> None:
     plain = base64.b64encode("Grüße".encode()).decode()
     for data in (plain, f"data:text/plain;base64,{plain}", f"data:TEXT/markdown;charset=utf-8;base64,{plain}"):
         item = {"role": "user", "content": [{"type": "input_file", "filename": "a.txt", "file_data": data}]}
         assert prompt(input=[item]).turns == (User((Text("Grüße"),)),)
 
 
-def test_what_runs_elsewhere_is_left_out_beside_own_tools() -> None:
+def test_what_runs_elsewhere_is_left_out_and_what_means_the_same_passes() -> None:
     agents = [{"type": "web_search", "external_web_access": False}, F, {"type": "namespace", "name": "x", "tools": []}]
     asked: Fields = {"model": "m", "input": "Hi", "tools": agents}
     assert [tool.name for tool in read_prompt(asked, context()).tools] == ["f"]
     tools, choice = echo_tools(asked, None)
     assert ([tool["name"] for tool in tools], choice) == (["f"], "auto")
     assert custom_names(asked) == frozenset()
-
-
-def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
-    form = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
-    (tool,) = prompt(tools=[{"type": "custom", "name": "sh", "description": "d", "format": form}]).tools
-    assert tool.description == "d\n\nThe input follows this lark grammar:\nstart: WORD"
+    passed = {"temperature": 0.5, "top_p": 1, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k",
+              "service_tier": "flex", "seed": 3, "source_lang_code": "auto", "target_lang_code": "de",
+              "thinking": {"type": "enabled"}, "presence_penalty": None}  # fmt: skip
+    stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "disabled", "max_tool_calls": 2,
+             "stream": True, "stream_options": {"include_obfuscation": False}, "messages": []}  # fmt: skip
+    assert prompt(**passed, **stays).passed_fields == passed
 
 
 def test_custom_tools_are_functions_of_a_text() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+    (tool,) = prompt(tools=[{"type": "custom", "name": "sh", "description": "d", "format": form}]).tools
+    assert tool.description == "d\n\nThe input follows this lark grammar:\nstart: WORD"
     (tool,) = prompt(tools=[{"type": "custom", "name": "sh", "description": "d", "format": {"type": "text"}}]).tools
     assert (tool.name, tool.description) == ("sh", "d")
     assert tool.parameters is not None
@@ -169,15 +183,6 @@ def test_what_a_chat_completion_calls_otherwise_is_written_so() -> None:
     assert prompt(top_logprobs=0).passed_fields == prompt(include=[]).passed_fields == {}
 
 
-def test_what_means_the_same_passes_and_the_rest_stays() -> None:
-    passed = {"temperature": 0.5, "top_p": 1, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k",
-              "service_tier": "flex", "seed": 3, "source_lang_code": "auto", "target_lang_code": "de",
-              "thinking": {"type": "enabled"}, "presence_penalty": None}  # fmt: skip
-    stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "disabled", "max_tool_calls": 2,
-             "stream": True, "stream_options": {"include_obfuscation": False}, "messages": []}  # fmt: skip
-    assert prompt(**passed, **stays).passed_fields == passed
-
-
 @pytest.mark.parametrize(("asked", "thinking"), [("enabled", "enabled"), ("disabled", "disabled"), ("default", None)])
 def test_thinking_is_asked_for_by_a_word(asked: str, thinking: str | None) -> None:
     assert prompt(thinking=asked).thinking == thinking
@@ -197,10 +202,8 @@ def user(*parts: Any) -> Fields:
 
 PDF = "data:application/pdf;base64,JVBERi0="
 REFUSED: list[tuple[Fields, str, str]] = [
-    ({"input": None}, "input", "missing"),
-    ({"input": ""}, "input", "not empty"),
-    ({"input": []}, "input", "not empty"),
-    ({"input": 3}, "input", "3"),
+    *(({"input": None}, "input", "missing"), ({"input": ""}, "input", "not empty")),
+    *(({"input": []}, "input", "not empty"), ({"input": 3}, "input", "3")),
     ({"input": 3, "previous_response_id": "r"}, "input", "3"),
     ({"input": None, "messages": []}, "input", "/v1/chat/completions"),
     ({"input": ["Hi"]}, "input[0]", "an object"),
@@ -264,12 +267,9 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"max_output_tokens": True}, "max_output_tokens", "a whole number"),
     ({"max_tool_calls": 0}, "max_tool_calls", "from 1"),
     ({"top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
-    ({"temperature": "hot"}, "temperature", "a number"),
-    ({"include": "x"}, "include", "an array"),
-    ({"include": [3]}, "include[0]", "a string"),
-    ({"truncation": "some"}, "truncation", "disabled"),
-    ({"truncation": "auto"}, "truncation", "disabled"),
-    ({"user": 3}, "user", "a string"),
+    *(({"temperature": "hot"}, "temperature", "a number"), ({"include": "x"}, "include", "an array")),
+    *(({"include": [3]}, "include[0]", "a string"), ({"truncation": "some"}, "truncation", "disabled")),
+    *(({"truncation": "auto"}, "truncation", "disabled"), ({"user": 3}, "user", "a string")),
     ({"metadata": {"a": 3}}, "metadata.a", "a string"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "512"),
     ({"metadata": {"a" * 65: "x"}}, f"metadata.{'a' * 64}", "64"),
@@ -289,20 +289,6 @@ def test_what_is_wrong_is_refused_at_its_place(fields: Fields, place: str, says:
 def test_files_that_are_no_texts_are_refused(data: str) -> None:
     error = refused(**user({"type": "input_text", "text": "x"}, {"type": "input_file", "file_data": data}))
     assert (error.entry.code, error.param) == ("modality_unsupported", "input[0].content[1].file_data")
-
-
-def test_a_conversation_comes_before_the_input_which_may_be_empty() -> None:
-    before = ({"id": "msg_1", "type": "message", "role": "user", "content": "One"},)
-    asked = prompt(context(history=before, conversation_id="conv_1"), conversation="conv_1", input=[])
-    assert asked.turns == (User((Text("One"),)),)
-    assert [turn.place for turn in asked.turns] == ["conversation"]
-    with pytest.raises(RoundhouseError, match="the conversation has no items yet"):
-        prompt(context(conversation_id="conv_1"), conversation="conv_1", input=[])
-
-
-def test_what_is_only_refused_where_it_says_something() -> None:
-    nothing: Fields = {"conversation": None, "prompt": None, "n": 1, "tools": None, "tool_choice": None, "text": {}}
-    assert prompt(**nothing, reasoning=None, metadata=None, truncation=None).turns == (User((Text("Hi"),)),)
 
 
 def test_input_is_listed_with_ids_where_it_is_kept() -> None:
@@ -343,3 +329,128 @@ def test_engines_are_asked_to_think_as_by_a_chat(control: Any, word: str | None,
     told = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **thinking, **said}
     chat_request = parse_request(json.dumps(told).encode(), may_stream=True)
     assert ours == json.loads(CHAT.engine_body(chat_request, model, as_stream=False))
+
+
+ELSEWHERE: Fields = {"type": "mcp", "server_label": "docs", "server_url": "https://example.org/mcp"}
+
+
+DOWN: Fields = {"type": "mcp", "server_label": "down"}
+TIME: Fields = {"type": "mcp", "server_label": "roundhouse"}
+
+
+def functions(**asked: Any) -> list[str]:
+    fields: Fields = {"model": "m", "input": "Hi", **asked}
+    return [tool.name for tool in read_prompt(fields, context(mcp=servers_of(**fields))).tools]
+
+
+def test_tools_of_a_server_are_functions_in_its_place() -> None:
+    assert functions(tools=[TIME, OWN, WEATHER]) == ["roundhouse__current_time", "own", "weather__get", "weather__set"]
+    mcp = present(servers_of(tools=[WEATHER, TIME]))
+    prompt = read_prompt({"model": "m", "input": "Hi", "tools": [WEATHER]}, context(mcp=mcp))
+    assert (prompt.tools[0].description, prompt.tools[0].parameters) == ("Says the weather.", CITY)
+    full_names = [tool.full_name for server in mcp.servers for tool in server.tools]
+    assert full_names == ["weather__get", "weather__set", "current_time"]
+    assert [mcp.split_function(name) for name in ("roundhouse__x", "weather__a__b", "c")] == [
+        ("roundhouse", "x"),
+        ("weather", "a__b"),
+        ("weather", "c"),
+    ]
+    assert functions(tools=[WEATHER, TIME], tool_choice=TIME) == ["roundhouse__current_time"]
+    both = [{"type": "mcp", "server_label": "weather", "name": "set"}, {"type": "function", "name": "own"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": both}
+    assert functions(tools=[WEATHER, TIME, OWN], tool_choice=choice) == ["weather__set", "own"]
+    for others in ([OWN], [WEATHER], [{"type": "file_search", "vector_store_ids": ["vs"]}]):
+        assert "docs" not in str(functions(tools=[*others, ELSEWHERE]))
+    assert servers_of(tools=[OWN, ELSEWHERE]) is None
+    assert servers_of() is servers_of(tools=[OWN]) is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "names"),
+    [
+        *((None, ["weather__get", "weather__set"]), (["set", "other"], ["weather__set"]), ([], [])),
+        *(({"tool_names": ["get"]}, ["weather__get"]), ({"read_only": True}, ["weather__get"])),
+        ({"read_only": False, "tool_names": ["get"]}, []),
+        ({}, ["weather__get", "weather__set"]),
+    ],
+)
+def test_a_request_may_allow_some_tools(allowed: Any, names: list[str]) -> None:
+    assert functions(tools=[{**WEATHER, "allowed_tools": allowed}]) == names
+
+
+@pytest.mark.parametrize(
+    ("approval", "unapproved"),
+    [
+        *((..., ["weather__get", "weather__set"]), (None, ["weather__get", "weather__set"])),
+        *(("always", ["weather__get", "weather__set"]), ("never", [])),
+        ({"never": {"tool_names": ["get"]}}, ["weather__set"]),
+        ({"never": {"read_only": True}}, ["weather__set"]),
+        ({"always": {"tool_names": ["set"]}}, ["weather__set"]),
+        ({"always": {"tool_names": ["get"]}, "never": {"tool_names": ["get"]}}, ["weather__get", "weather__set"]),
+        ({"always": {"tool_names": []}, "never": {"tool_names": ["get"]}}, ["weather__set"]),
+        ({}, ["weather__get", "weather__set"]),
+    ],
+)
+def test_calls_need_an_approval_unless_the_request_says_never(approval: Any, unapproved: list[str]) -> None:
+    tool = {**WEATHER, "require_approval": approval}
+    if approval is ...:
+        del tool["require_approval"]
+    mcp = present(servers_of(tools=[tool]))
+    assert [name for name in ("weather__get", "weather__set") if mcp.needs_approval(name)] == unapproved
+
+
+@pytest.mark.parametrize(
+    ("tools", "place", "says"),
+    [
+        ([ELSEWHERE], "tools[0].server_label", "(weather, roundhouse, down); it is 'docs'"),
+        ([OWN, {"type": "mcp", "server_label": "docs"}], "tools[1].server_label", "it is 'docs'"),
+        ([OWN, {"type": "mcp"}], "tools[1].server_label", "it is missing"),
+        ([{"type": "mcp", "server_label": 1}], "tools[0].server_label", "it is 1"),
+        ([{**WEATHER, "server_url": "https://x.org"}], "tools[0].server_url", "must be left out"),
+        ([{**WEATHER, "connector_id": "connector_gmail"}], "tools[0].connector_id", "must be left out"),
+        ([{**WEATHER, "authorization": "x"}], "tools[0].authorization", "must be left out"),
+        ([{**WEATHER, "headers": {"a": "b"}}], "tools[0].headers", "must be left out"),
+        ([{**WEATHER, "require_approval": "sometimes"}], "tools[0].require_approval", "'always' or 'never'"),
+        ([{**WEATHER, "allowed_tools": [1]}], "tools[0].allowed_tools", "string"),
+        ([{**WEATHER, "colour": 1}], "tools[0].colour", "Extra inputs"),
+        ([WEATHER, WEATHER], "tools[1].server_label", "no other tool's"),
+        ([WEATHER, {"type": "function", "name": "weather__get"}], "tools[1].name", "no other tool's"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tools: list[Fields], place: str, says: str) -> None:
+    error = error_of(lambda: functions(tools=tools))
+    assert error.entry.code == "invalid_request"
+    assert (error.param or "").startswith(place)
+    assert says in error.message
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "place"),
+    [
+        ([WEATHER], {"type": "mcp", "server_label": "down"}, "tool_choice.server_label"),
+        ([WEATHER], {"type": "mcp", "server_label": "weather", "name": "other"}, "tool_choice.name"),
+        ([WEATHER], {"type": "allowed_tools", "mode": "auto", "tools": [DOWN]}, "tool_choice.tools[0].server_label"),
+        ([DOWN], DOWN, "tool_choice.server_label"),
+    ],
+)
+def test_choices_of_what_there_is_not(tools: list[Fields], choice: Fields, place: str) -> None:
+    assert refusal(lambda: functions(tools=tools, tool_choice=choice)) == ("invalid_request", place)
+
+
+def test_what_is_repeated_and_told_of_tools() -> None:
+    asked: Fields = {**WEATHER, "server_url": None, "allowed_tools": ["get"], "server_description": "Weather."}
+    assert echo_mcp(asked) == {
+        "type": "mcp",
+        "server_label": "weather",
+        "server_description": "Weather.",
+        "allowed_tools": ["get"],
+        "require_approval": "never",
+    }
+    assert text_of_error(invalid_call("No.")) == text_of_error(failed_server(502, "No.")) == "No."
+    assert text_of_error(failed_tool("No.")) == text_of_error("No.") == "No."
+    assert text_of_error(None) == text_of_error({"content": [{"type": "image"}]}) == "The call was not run."
+    assert [read_arguments(text) for text in ("", " ", '{"a": 1}', "[]", '{"a"', "[" * 100_000)] == [
+        *({}, {}, {"a": 1}),
+        *(None, None, None),
+    ]
+    assert [object_text(text) for text in ('{"a": 1}', "[]", "", "\ud800")] == ['{"a": 1}', "{}", "{}", "{}"]

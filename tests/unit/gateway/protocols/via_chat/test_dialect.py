@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from controller.schema.admin import Capabilities
-from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.dialect import Dialect
@@ -16,6 +15,7 @@ from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.support.outcomes import error_of, present
 
 MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 PROMPT: dict[str, Any] = {"prompt": "Hi"}
@@ -36,7 +36,6 @@ def read(dialect: Dialect, fields: dict[str, Any], model: ModelRoute) -> Inferen
 
 
 def sent(dialect: Dialect, request: InferenceRequest, model: ModelRoute) -> dict[str, Any]:
-    """Return what the engine gets."""
     body = request.fill(dialect.engine_body(request, model, as_stream=False))
     fields: dict[str, Any] = json.loads(body if isinstance(body, bytes) else b"".join(body))
     return fields
@@ -81,13 +80,10 @@ def test_constraints_of_a_large_body_are_read_whole(
         (COMPLETIONS_VIA_CHAT, {**PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_two_constraints_are_refused_before_the_request_waits(
-    dialect: Dialect, asked: dict[str, Any], place: str, name: str
-) -> None:
-    with pytest.raises(RoundhouseError) as caught:
-        read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server"))
-    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
-    assert f"`{name}` and `{place}`" in caught.value.message
+def test_two_constraints_are_refused(dialect: Dialect, asked: dict[str, Any], place: str, name: str) -> None:
+    error = error_of(lambda: read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server")))
+    assert (error.entry.code, error.param) == ("invalid_request", place)
+    assert f"`{name}` and `{place}`" in error.message
 
 
 @pytest.mark.parametrize("dialect", [MESSAGES_VIA_CHAT, MESSAGES_COUNTED_VIA_CHAT], ids=["messages", "token count"])
@@ -104,9 +100,8 @@ def test_a_wish_to_think_is_kept_for_a_model_that_changes_while_the_request_wait
         dialect.check_request(request, model)
         fields = sent(dialect, request, model)
         assert {name: fields[name] for name in told if name in fields} == wish
-    with pytest.raises(RoundhouseError) as caught:
-        read(dialect, {**MESSAGE, "thinking": "enabled"}, plain)
-    assert caught.value.entry.code == "thinking_unsupported"
+    error = error_of(lambda: read(dialect, {**MESSAGE, "thinking": "enabled"}, plain))
+    assert error.entry.code == "thinking_unsupported"
 
 
 BEGUN = {"role": "assistant", "content": "Well"}
@@ -128,7 +123,7 @@ GOES_ON = {"continue_final_message": True, "add_generation_prompt": False}
         ("openai_remote", [BEGUN], {}, {}),
     ],
 )
-def test_vllm_is_told_to_continue_the_last_text_of_the_model(
+def test_vllm_continues_the_last_text(
     dialect: Dialect, name: str, messages: list[Any], extra: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     model = backend(name)
@@ -141,8 +136,7 @@ def test_of_a_text_that_vllm_continues_nothing_is_a_thought(name: str, text: str
     message = {"role": "assistant", "content": " on", "reasoning_content": "so"}
     model = backend(name)
     fields = {**MESSAGE, "messages": [*MESSAGE["messages"], BEGUN]}
-    blocking = MESSAGES_VIA_CHAT.get_body_converter(read(MESSAGES_VIA_CHAT, fields, model))
-    assert blocking is not None
+    blocking = present(MESSAGES_VIA_CHAT.get_body_converter(read(MESSAGES_VIA_CHAT, fields, model)))
     told = json.loads(blocking(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()))
     assert [part["text"] for part in told["content"] if part["type"] == "text"] == [text]
     assert [part["thinking"] for part in told["content"] if part["type"] == "thinking"] == (

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.storage.completions.records import (
-    CompletionFilter,
-    StoredCompletion,
-    describe_completion,
-    list_messages,
-)
+from gateway.storage.completions.records import CompletionFilter, StoredCompletion, describe_completion, list_messages
 from gateway.storage.database import StateDatabase
 from gateway.storage.pagination import ListQuery
 from tests.support.stored import HOUR, Clock, opened
@@ -34,7 +29,6 @@ def database(tmp_path: Path, clock: Clock) -> Iterator[StateDatabase]:
 
 
 def completion(name: str, tenant: str = "t", model: str = "m", said: str = "yes", **metadata: str) -> StoredCompletion:
-    """The completion called `name`."""
     fields = json.dumps({"id": name, "said": said}).encode()
     return StoredCompletion(name, tenant, model, 7, metadata, fields, b'[{"role": "user", "content": "Hi"}]')
 
@@ -88,14 +82,11 @@ def test_numbers_go_on_after_a_restart(tmp_path: Path, clock: Clock) -> None:
         database.close()
 
 
-def test_what_was_asked_for_is_told_beside_what_was_answered() -> None:
+def test_what_is_told_of_a_completion_and_its_messages() -> None:
     told = describe_completion({"id": "x", "service_tier": "flex"}, {"seed": 7, "user": "Ann", "top_k": 3}, "req_1")
     assert (told["seed"], told["input_user"], told["top_p"], told["request_id"]) == (7, "Ann", None, "req_1")
     assert (told["id"], told["service_tier"], "top_k" in told) == ("x", "flex", False)
-
-
-def test_messages_have_ids_and_parts_apart_from_texts() -> None:
     parts = [{"type": "text", "text": "x"}]
-    told = list_messages("c", [{"role": "user", "content": "x"}, {"role": "user", "content": parts, "id": "y"}])
-    assert [each["id"] for each in told] == ["c-0", "c-1"]
-    assert [(each["content"], each["content_parts"]) for each in told] == [("x", None), (None, parts)]
+    messages = list_messages("c", [{"role": "user", "content": "x"}, {"role": "user", "content": parts, "id": "y"}])
+    assert [each["id"] for each in messages] == ["c-0", "c-1"]
+    assert [(each["content"], each["content_parts"]) for each in messages] == [("x", None), (None, parts)]
