@@ -11,8 +11,9 @@ import pytest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
-from tests.integration.gateway.test_security_matrix import BOTH, DOWNLOADED, TOOLS, bearer, every_route
+from tests.integration.gateway.test_security_matrix import DOWNLOADED, TOOLS, every_route
 from tests.integration.gateway.test_security_matrix import send as send_route
+from tests.support.access_asker import BOTH, bearer
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
 from tests.support.wait import until
