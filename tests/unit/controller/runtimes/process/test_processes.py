@@ -283,7 +283,7 @@ def test_a_record_is_created_and_removed_once_and_a_half_written_file_is_none(tm
     assert records.update_record(NAME, ended=True) is None
     records.remove_record(NAME)
     assert records.read_records() == []
-    assert list(tmp_path.iterdir()) == []
+    assert [each.name for each in tmp_path.iterdir()] == [f".{NAME}.json.new"], "what the crash left, and no more"
 
 
 def test_other_instances_records_are_left_alone(tmp_path: Path) -> None:
