@@ -46,7 +46,9 @@ def test_trusted_declarations_are_names_of_fields(monkeypatch: pytest.MonkeyPatc
     assert load_settings().trusted_declarations == frozenset()
     monkeypatch.setenv("ROUNDHOUSE_TRUSTED_DECLARATIONS", " env, api_key_file,,")
     assert load_settings().trusted_declarations == {"env", "api_key_file"}
-    # An empty variable counts as unset.
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_INSTANCE", "")
     monkeypatch.setenv("ROUNDHOUSE_PORT", "")
     assert (load_settings().instance, load_settings().port) == (None, 8080)

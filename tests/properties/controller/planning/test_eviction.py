@@ -129,3 +129,31 @@ def test_one_that_needs_the_room_of_several_gets_it(residency_s: float | None, b
         if table.served["big"]:
             return
     raise AssertionError(f"big waits for ever: {table.loads}")
+
+
+def test_what_nobody_uses_rests_until_a_request_loads_it_again() -> None:
+    table = TrafficSimulator(
+        {"a": autoload("a", 100, idle_ttl_s=5.0, min_residency_s=0.0), "b": autoload("b", 100)}, ROOM
+    )
+    for name in "ab":
+        table.ask(name)
+    for _ in range(30):
+        table.step()
+    assert table.evictions == ["a"]
+    assert table.world.desired.models["a"].statement.reason == "not used for 5 s"
+    table.ask("a")
+    for _ in range(6):
+        table.step()
+    assert table.loads == {"a": 2, "b": 1}
+
+
+def test_a_pinned_one_stays_and_the_other_says_why_it_waits() -> None:
+    table = TrafficSimulator({"a": autoload("a", 800, pinned=True), "b": autoload("b", 800)}, ROOM)
+    for name, seconds in (("a", 10), ("b", 50)):
+        table.ask(name)
+        for _ in range(seconds):
+            table.step()
+    assert table.evictions == []
+    [blocked] = table.world.plan().blocked
+    words = "needs 800 MiB of main memory; free: 200 of the 1000 MiB that engines may take"
+    assert (blocked.failed, blocked.reason) == (True, words)

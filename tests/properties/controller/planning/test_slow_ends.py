@@ -180,3 +180,45 @@ def test_everybody_is_served_though_ends_are_slow(
     assert sum(table.served.values()) == asked
     # Each request of a model that is not loaded costs an eviction or two at most: nobody goes back and forth.
     assert len(table.evictions) <= 2 * len(traffic)
+
+
+def test_what_ends_is_waited_for_only_while_it_would_make_room() -> None:
+    """Beside a pinned model there is room for the one that ends, and none for the one that asks."""
+    for need, fails in ((600, False), (601, True)):
+        table = simulate([on_gpu("p", 400, pinned=True), on_gpu("a", 500), on_gpu("b", need)], {"end_s": 60.0})
+        for name in "pa":
+            table.ask(name)
+        for _ in range(12):
+            table.step()
+        assert table.loaded() == {"p", "a"}
+        table.ask("b")
+        failures = set()
+        for _ in range(90):
+            table.step()
+            failures |= {each.reason for each in table.world.plan().blocked if each.failed}
+        if fails:
+            assert failures == {f"needs {need} MiB on each of 1 GPU; free: GPU 0 has 100 of 1006 MiB"}
+            assert table.evictions == [], "it would go for nothing"
+        else:
+            assert (failures, table.served["b"]) == (set(), 1), need
+
+
+def test_an_unload_that_takes_long_is_waited_for_where_nothing_else_makes_room() -> None:
+    """An operator's unload has no deadline: its requests may take as long as they take."""
+    table = simulate([on_gpu("u", 800), on_gpu("b", 500)], {"end_s": 5.0})
+    table.ask("u")
+    for _ in range(8):
+        table.step(takes_s=100.0)
+    assert table.inside["u"], "a request that takes 100 s"
+    models, statement = table.world.desired.models, Statement("unload", table.world.now, "unloaded by operator")
+    unloaded = replace(models["u"], replicas=0, autoload=False, drain_ends=False, statement=statement)
+    table.world.desired = replace(table.world.desired, models={**models, "u": unloaded})
+    table.ask("b")
+    words = set()
+    while not table.served["b"]:
+        table.step()
+        made = table.world.plan()
+        assert [each for each in made.blocked if each.failed] == []
+        words |= {each.reason for each in made.blocked}
+        assert table.world.now < 1_300, made
+    assert f"{WAITING_FOR_ROOM}: u is ending" in words

@@ -82,8 +82,14 @@ async def test_an_engine_of_a_name_that_was_there_before_is_followed_from_its_fi
     # As long as what was read of the earlier one, so that only its birth tells that it is another.
     host.start("1", "2", "3", "4", "5")
     await host.has("three\nlast\n1\n2\n3\n4\n5\n")
-    host.start("begun", "between", "two", "looks")
-    await host.has("three\nlast\n1\n2\n3\n4\n5\nbegun\nbetween\ntwo\nlooks\n")
+
+
+async def test_an_end_and_a_beginning_between_two_looks_are_seen(host: Host) -> None:
+    host.start("one")
+    await host.follow()
+    await host.has("one\n")
+    host.start("1", "2", "3")
+    await host.has("one\n1\n2\n3\n")
 
 
 async def test_of_those_that_ended_the_last_one_that_said_anything_is_told(host: Host) -> None:
@@ -126,12 +132,15 @@ async def test_without_engines_the_last_ones_log_is_given_and_then_the_next_ones
     await host.has("one\ntwo\nthree\n")
 
 
-async def test_a_runtime_that_goes_away_is_reported_once_and_followed_when_it_is_back(host: Host) -> None:
+async def test_a_runtime_that_does_not_answer_is_reported_before_anything_is_given(host: Host) -> None:
     host.start("one")
     host.runtime.unavailable = "the daemon is down"
     with pytest.raises(RuntimeUnavailableError):
         await host.text()
-    host.runtime.unavailable = None
+
+
+async def test_a_runtime_that_goes_away_is_reported_once_and_followed_when_it_is_back(host: Host) -> None:
+    host.start("one")
     await host.follow()
     await host.has("one\n")
     for number in ("two", "three"):

@@ -380,6 +380,18 @@ async def test_what_was_asked_before_an_unload_does_not_undo_it(tmp_path: Path) 
         assert await bench.state() is ModelState.UNLOADED, "nobody asks for it now"
 
 
+async def test_a_remote_that_nobody_wants_is_unloaded_whatever_gateways_do(tmp_path: Path) -> None:
+    remote = {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "enabled": False}
+    async with opened(tmp_path, {"r": remote, "m": STUB}) as bench:
+        seen = set()
+        bench.harness.hub.take_report(GatewayReport(gateway_id="slow", stamp=None))
+        bench.load()
+        for _ in range(4):
+            await bench.round()
+            seen.add(await bench.state("r"))
+        assert seen == {ModelState.UNLOADED}
+
+
 async def test_an_engine_that_crashed_while_paused_is_not_loading_when_it_is_unloaded(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"enabled": True}}) as bench:
         await bench.round(4)

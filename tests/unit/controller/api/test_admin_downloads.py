@@ -65,7 +65,7 @@ async def test_a_cancellation(client: HttpClient) -> None:
     ordered = (await client.post(DOWNLOADS, reference=REFERENCE)).body
     assert (await client.request("DELETE", f"{DOWNLOADS}/{ordered['id']}")).success["state"] == "cancelled"
     for method in ("DELETE", "GET"):
-        assert (await client.request(method, f"{DOWNLOADS}/dl_0")).refusal == (404, "download_not_found")
+        assert (await client.request(method, f"{DOWNLOADS}/dl_0")).refusal == (404, "download_not_found"), method
 
 
 async def test_events_begin_with_every_download_and_end_with_its_end(
@@ -108,9 +108,10 @@ async def test_while_transfers_is_away_every_route_says_so(transfers: FakeTransf
     await transfers.close()
     for path in ("", "/inspect"):
         refused = await client.post(f"{DOWNLOADS}{path}", reference=REFERENCE)
-        assert refused.refusal == (503, "transfers_unreachable")
+        assert refused.refusal == (503, "transfers_unreachable"), path
     for method, path in (("GET", ""), ("GET", "/events"), ("GET", "/dl_0"), ("DELETE", "/dl_0")):
-        assert (await client.request(method, f"{DOWNLOADS}{path}")).refusal == (503, "transfers_unreachable")
+        refused = await client.request(method, f"{DOWNLOADS}{path}")
+        assert refused.refusal == (503, "transfers_unreachable"), (method, path)
     assert (await client.get(FILES)).status == 200
     await transfers.open()
 

@@ -259,11 +259,18 @@ def test_documents_may_lie_elsewhere_or_be_left_out(site: Site) -> None:
     refused = site.restore(to=Installation(site.folder / "third"))
     assert refused.code == ExitCode.FAILED
     assert "it has documents alone: `roundhouse rag restore` restores them" in refused.err
-    with mount_small_disk(site.folder / "disk", 64) as disk:
-        disk.fill()
-        assert rag("restore", disk.folder / "state").code == ExitCode.FAILED
-        assert not list((disk.folder / "state").glob("*")), "none is there half"
     assert site.backup("--documents", str(new), "--no-documents").code == ExitCode.DONE
     refused = rag("restore", site.folder / "fourth")
     assert refused.code == ExitCode.FAILED
     assert "it has no documents; nothing was changed" in refused.err
+
+
+def test_a_full_disk_leaves_no_documents_half(site: Site) -> None:
+    add_documents(site.folder / "volume")
+    command = ("rag", "backup", str(site.file), "--documents", str(site.folder / "volume"))
+    assert site.roundhouse(*command).code == ExitCode.DONE
+    with mount_small_disk(site.folder / "disk", 64) as disk:
+        disk.fill()
+        state = disk.folder / "state"
+        assert site.roundhouse("rag", "restore", str(site.file), "--documents", str(state)).code == ExitCode.FAILED
+        assert not list(state.glob("*"))

@@ -95,7 +95,7 @@ async def test_a_broken_connection_is_made_again_where_it_broke(api: FakeControl
     assert err.count("\n") == 1
 
 
-async def test_it_follows_from_after(api: FakeControlApi) -> None:
+async def test_after_names_the_event_from_which_on_it_follows(api: FakeControlApi) -> None:
     api.journal = [entry(7)]
     api.streams = [[entry(2)]]
     run = await following(api, "--after", "1")

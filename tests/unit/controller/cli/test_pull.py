@@ -153,7 +153,8 @@ async def test_pull_outlives_transfers(site: Site) -> None:
     await site.transfers.close()
     await site.transfers.open()
     site.transfers.set_state(download, "finished")
-    assert (await pulling).code == ExitCode.DONE
+    done = await pulling
+    assert (done.code, done.lines[0]) == (ExitCode.DONE, f"model_path: {MAIN}")
 
 
 @pytest.mark.parametrize("breaks", [True, False], ids=["its connection breaks", "no stream tells of it"])

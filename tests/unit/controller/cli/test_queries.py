@@ -200,7 +200,7 @@ async def test_status_waits_no_longer_than_its_timeout_and_not_after_a_failure(a
     assert (await cli("status", "--wait")).code == ExitCode.FAILED
 
 
-async def test_plan(api: FakeControlApi, cli: Cli) -> None:
+async def test_plan_shows_what_it_would_do_and_what_is_blocked(api: FakeControlApi, cli: Cli) -> None:
     assert await cli("plan") == Output(ExitCode.DONE, "nothing to do: what runs is what is declared\n")
     big = BlockedView(model="big", index=1, reason="out of memory\n  last line")
     start = ActionView(kind="start", model="chat", replica="chat/0", reason="no replica at this index")
@@ -219,6 +219,9 @@ async def test_plan(api: FakeControlApi, cli: Cli) -> None:
     assert (as_json.code, PlanView.model_validate_json(as_json.out)) == (ExitCode.PENDING, api.plan)
     api.plan = PlanView(generation=3, blocked=[big])
     assert (await cli("plan")).code == ExitCode.PENDING, "what is only blocked is not done"
+
+
+async def test_a_refusal_is_in_the_controllers_words(api: FakeControlApi, cli: Cli) -> None:
     api.plan = None
     assert await cli("plan") == Output(
         ExitCode.FAILED,

@@ -60,6 +60,11 @@ async def test_a_restart_is_done_once_every_replica_has_the_new_values(api: Fake
     assert await cli("load", "chat", "--restart") == Output(
         ExitCode.PENDING, "chat: restarting, it serves meanwhile, 1 of 2 replicas has the new values\n"
     )
+
+
+async def test_a_restart_that_failed_says_that_the_model_serves_and_how_it_is_taken_back(
+    api: FakeControlApi, cli: Cli
+) -> None:
     reason = "no memory"
     api.rows = _pair(last_error=reason, blocked=[reason])
     api.refusal = RoundhouseError("model_failed", reason)
@@ -72,7 +77,7 @@ async def test_a_restart_is_done_once_every_replica_has_the_new_values(api: Fake
     [(["--restart"], _pair(), _pair(outdated=False)), ([], [row("chat", "loading")], [row("chat")])],
     ids=["a restart", "a load"],
 )
-async def test_it_outlasts_its_connection(
+async def test_a_load_and_a_restart_outlast_their_connection(
     api: FakeControlApi, cli: Cli, arguments: list[str], before: list[AdminModel], after: list[AdminModel]
 ) -> None:
     api.break_waits = True

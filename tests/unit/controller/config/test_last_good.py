@@ -22,7 +22,7 @@ GOOD = parse_text(
 )
 
 
-def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_what_was_saved_is_what_is_loaded_and_only_the_owner_may_read_it(tmp_path: Path) -> None:
     save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, 5.0, GOOD.tools)
     settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None

@@ -49,6 +49,9 @@ def test_a_path_below_the_first_models_folder_is_relative_whatever_folders_follo
 )
 def test_a_path_below_a_further_models_folder_is_absolute(declared: str, normalized: str) -> None:
     assert normalize_model_path(declared, SEVERAL) == normalized
+
+
+def test_home_may_hold_the_first_models_folder() -> None:
     assert normalize_model_path("~/m/a.gguf", ModelRoots((Path("/home/ann/m"),), Path("/home/ann"))) == "a.gguf"
 
 
@@ -120,6 +123,9 @@ def test_every_path_of_a_definition_is_normalized() -> None:
     assert (definition.model_path, definition.llama_server_mmproj) == ("x/a.gguf", "m.gguf")
     assert parsed.definitions["b"].model_path == "w"
     assert parsed.declared_models["a"]["model_path"] == "/srv/models/x/a.gguf"
+
+
+def test_a_folder_stays_a_folder_where_files_in_it_are_needed() -> None:
     parsed = parse_text("models: {a: {backend: ct2, model_path: ./m, ct2_tokenizer: ./t}}")
     definition = parsed.definitions["a"]
     assert isinstance(definition, CT2Definition)

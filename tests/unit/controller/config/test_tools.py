@@ -8,7 +8,7 @@ import pytest
 
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
 from controller.schema.routing import RoutingTable, Stamp
-from controller.schema.tools import BUILTIN_TOOLS, McpServerRoute, ToolRoute
+from controller.schema.tools import BUILTIN_TOOLS, McpServer, McpServerRoute, PlainTool, ToolRoute
 from controller.status.permissions import build_mcp_servers, build_tools
 from tests.support.config_files import parse_text, problems_of
 
@@ -253,3 +253,10 @@ def test_a_table_of_an_older_controller_permits_no_tool_and_what_a_newer_one_add
     route = ToolRoute.model_validate({"name": "x", "later": 1})
     server = McpServerRoute.model_validate({"name": "x", "url": None, "later": 1})
     assert (route, server) == (ToolRoute(name="x"), McpServerRoute(name="x", url=None))
+
+
+def test_definitions_are_immutable_and_strict() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        PlainTool().timeout_s = 5.0  # type: ignore[misc]
+    with pytest.raises(ValueError, match="valid number"):
+        McpServer(url="http://a/", timeout_s="5")  # type: ignore[arg-type]

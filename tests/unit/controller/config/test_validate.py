@@ -86,7 +86,9 @@ def test_the_backend_is_resolved_from_the_artifact_and_stands_in_the_definition_
     parsed = parse_text("models: {a: {model_path: a.GGUF}}")
     assert parsed.definitions["a"].backend == "llama_server"
     assert parsed.declared_models["a"] == {"model_path": "a.GGUF"}
-    # An artifact that tells no backend:
+
+
+def test_an_artifact_that_tells_no_backend_is_a_problem() -> None:
     assert problems_of("models:\n  a: {model_path: weights}\n") == [
         f"{FIRST}:2: models.a: the artifact does not tell which backend serves it: set `backend` to one of "
         + ", ".join(ENGINES)

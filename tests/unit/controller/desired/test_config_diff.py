@@ -49,7 +49,9 @@ def test_a_secret_that_changed_counts_and_is_not_shown() -> None:
     assert _edited({"base_url": "https://u:one@h"}, {"base_url": "https://u:two@h"}) == [
         ("base_url", "https://***@h", "https://***@h")
     ]
-    # Nor is one that moved to where nothing marks it.
+
+
+def test_a_secret_that_moved_to_where_nothing_marks_it_is_not_shown() -> None:
     before = {"extra_args": ["--api-key", "s3cret-s3cret"]}
     assert _edited(before, {"extra_args": ["s3cret-s3cret"]}) == [("extra_args", ["--api-key", "***"], ["***"])]
 

@@ -12,7 +12,7 @@ from controller.desired.placed_sources import find_placed_sources, place_models
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.schema.downloads import RECORDS_FOLDER, DownloadRecord
 
-SOURCE = "hf:a/b"
+SOURCE, PINNED = "hf:a/b", "hf:a/b@abc"
 MAIN, PROJECTOR = "a/b/m.gguf", "a/b/mmproj.gguf"
 
 
@@ -42,6 +42,7 @@ def record(models: Path, **fields: Any) -> None:
         ({"state": "downloading"}, {}),
         ({"state": "failed"}, {}),
         ({"state": "downloading", "has_finished": True}, {SOURCE: PlacedSource(MAIN)}),  # it is looked for anew
+        ({"pinned": PINNED}, {SOURCE: PlacedSource(MAIN), PINNED: PlacedSource(MAIN)}),
         ({"main": None}, {}),
         ({"main": "a/b/gone.gguf"}, {}),
         ({"projector": "a/b/gone.gguf"}, {SOURCE: PlacedSource(MAIN)}),
@@ -50,7 +51,7 @@ def record(models: Path, **fields: Any) -> None:
 def test_what_is_here_of_a_download(models: Path, fields: dict[str, Any], found: dict[str, PlacedSource]) -> None:
     put(models, MAIN, PROJECTOR)
     record(models, **fields)
-    assert find_placed_sources(models, [SOURCE, "hf:a/other"]) == found
+    assert find_placed_sources(models, [SOURCE, PINNED, "hf:a/other"]) == found
 
 
 def test_a_file_that_was_put_by_hand_is_here_where_its_reference_says(models: Path) -> None:

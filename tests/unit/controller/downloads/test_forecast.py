@@ -81,7 +81,7 @@ def test_two_gpus_where_one_is_too_small(model: Artifact) -> None:
     assert found.devices[2].needed_mib < one
 
 
-def test_no_room_anywhere_and_what_is_not_known_of_it(model: Artifact) -> None:
+def test_no_room_anywhere_gpus_that_cannot_be_read_and_no_observation_yet(model: Artifact) -> None:
     found = forecast(model, seen(host_mib=64))
     assert found.summary.startswith("does not fit: needs ")
     assert "of the 64 MiB that engines may take" in found.summary

@@ -230,19 +230,27 @@ MENDED_BY_NO_START = {
         "x-vocab.txt is not a BERT vocabulary: it has no [UNK]": "not a tokenizer",
         "no output of the model is an embedding": "not an embedding model",
         "--max-tokens 2 leaves no room for a text": "bad argument",
-        "ONNX Runtime cannot load /m/a.onnx: External data path does not exist": "external data",
+        (
+            "ONNX Runtime cannot load /m/a.onnx: Deserialize tensor w failed. External data path does not exist"
+        ): "external data",
     },
 }
 MENDED_LATER = {
     "exllamav3": {
-        "ExLlamaV3 cannot load /m: The shared arena needs 64.0 MiB of POSIX shared memory": "too little shared memory",
+        (
+            "ExLlamaV3 cannot load /m: The tensor-parallel shared arena needs 64.0 MiB of POSIX shared memory"
+        ): "too little shared memory",
         "ExLlamaV3 cannot load /m: CUDA error: all CUDA-capable devices are busy": "the GPU",
         "ExLlamaV3 cannot load /m: NCCL error in: ProcessGroup.cpp": "the GPU",
         # turboderp-org/exllamav3#50, #361
         f"ExLlamaV3 cannot load /m: {NO_ROOM_IN_SPLIT}": "raise `vram_mib`",
         "ExLlamaV3 sees 1 of the 2 GPUs that it was given": "does not see all of its GPUs",
-        "ExLlamaV3 cannot load /m: CUDA out of memory": "out of memory while it loaded (lower exllama_cache_size",
-        "ExLlamaV3 failed: OutOfMemoryError('CUDA out of": "out of memory while it served (lower exllama_cache_size",
+        (
+            "ExLlamaV3 cannot load /m: CUDA out of memory. Tried to allocate"
+        ): "out of memory while it loaded (lower exllama_cache_size",
+        (
+            "ExLlamaV3 failed: OutOfMemoryError('CUDA out of memory. Tried to allocate 232.00 MiB."
+        ): "out of memory while it served (lower exllama_cache_size",
         "ExLlamaV3 failed: AcceleratorError('CUDA error: an illegal memory access": "the GPU",
         "ExLlamaV3 failed: ValueError('odd')": "failed while it answered",
         # PyTorch's words, as in vllm-project/vllm#14885
@@ -306,6 +314,14 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
 TOO_LARGE = (
     "out of memory while it loaded (lower vllm_kv_cache_memory_bytes, vllm_max_model_len or target_inflight, or give "
     "it more GPUs)"
+)
+SERVED_TOO_MUCH = (
+    "out of memory while it served (lower vllm_gpu_memory_utilization or vram_mib, or the cache in bytes, so that more "
+    "is left for requests, or target_inflight, which makes them fewer)"
+)
+OFFLINE_LINE = (
+    "LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has been disabled."
+    " To enable hf.co look-ups and downloads online, set 'x' to False."
 )
 BROKEN_GPU = "the GPU, its driver or its libraries failed vLLM"
 UNSEEN_CLASS = (
@@ -406,10 +422,7 @@ PARKED = {
         "TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken and cl100k_base.tiktoken",
     ),
     # huggingface_hub 2.4.0, file_download.py
-    (
-        "LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has been "
-        "disabled. To enable hf.co look-ups and downloads online, set 'x' to False."
-    ): (
+    OFFLINE_LINE: (
         "huggingface_hub.errors.",
         "a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub",
     ),
@@ -424,10 +437,7 @@ TRIED_AGAIN = {
             "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] Traceback (most recent call last):\n"
             "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] torch."
         ),
-        (
-            "out of memory while it served (lower vllm_gpu_memory_utilization or vram_mib, or the cache in bytes, so "
-            "that more is left for requests, or target_inflight, which makes them fewer)"
-        ),
+        SERVED_TOO_MUCH,
     ),
     (
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
@@ -478,10 +488,11 @@ TRIED_AGAIN = {
 }
 
 
+@pytest.mark.parametrize("after", ["", f"\n{UPSTREAM}"], ids=["alone", "below other processes"])
 @pytest.mark.parametrize("error", [*PARKED, *TRIED_AGAIN])
-def test_why_vllm_ended(error: str) -> None:
+def test_why_vllm_ended(error: str, after: str) -> None:
     before, reason = (PARKED | TRIED_AGAIN)[error]
-    check_vllm(f"{before}{error}\n{UPSTREAM}", f"{reason}: {error}", permanent=error in PARKED)
+    check_vllm(f"{before}{error}{after}", f"{reason}: {error}", permanent=error in PARKED)
 
 
 def check_vllm(log: str, words: str, *, permanent: bool) -> None:
@@ -510,6 +521,27 @@ NOT_INSPECTED = (
             False,
         ),
         (_inspection(""), f"{UNSEEN_CLASS}: {NOT_INSPECTED}", False),
+        (  # as transformers goes on; its own words alone would mean that the hub cannot be reached
+            f"{OFFLINE_LINE}\nOSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
+            "find them in the cached files.",
+            f"a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub: "
+            f"{OFFLINE_LINE}",
+            True,
+        ),
+        (
+            f"{WORKER}torch.OutOfMemoryError: CUDA out of memory.\n"
+            "(APIServer pid=1) ERROR 05-01 14:39:06 [serving.py:1173] vllm.v1.engine.exceptions.EngineDeadError: "
+            "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+            f"{SERVED_TOO_MUCH}: OutOfMemoryError: CUDA out of memory.",
+            False,
+        ),
+        (
+            "[rank0]: Traceback (most recent call last):\nRuntimeError: CUDA error: invalid argument\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might "
+            "be incorrect.",
+            f"{BROKEN_GPU}: RuntimeError: CUDA error: invalid argument",
+            False,
+        ),
         (f"{HEALTHY}vLLM was killed while loading: probably out of memory", TOO_LARGE, False),
         ("No module named 'vllm': install the extra `vllm`", "vLLM is not installed (extra `vllm`)", True),
         ("a.b.OddError: nobody knows\nRuntimeError: later", "OddError: nobody knows", False),

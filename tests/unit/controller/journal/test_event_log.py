@@ -82,9 +82,13 @@ def test_entries_come_back_whole_after_a_restart(path: Path) -> None:
         assert third.id > second.id, "even when the clock was set back meanwhile"
         assert messages(again.read_after(first.id, ALL)) == ["b", "c"]
         assert messages(again.read_after(0, 1)) == ["a"]
-        odd = NewEntry("failure", "engine", "half \ud83d, nul \0", None, {"x": float("nan"), "y": [1, {"\ud800": "z"}]})
-        [entry] = again.record_entries([odd], NOW)
-        assert again.read_after(third.id, ALL) == [entry], "anything can be recorded"
+
+
+def test_anything_can_be_recorded(path: Path) -> None:
+    odd = NewEntry("failure", "engine", "half \ud83d, nul \0", None, {"x": float("nan"), "y": [1, {"\ud800": "z"}]})
+    with opened(path) as journal:
+        [entry] = journal.record_entries([odd], NOW)
+        assert journal.read_after(0, ALL) == [entry]
         assert entry.model_dump_json()
 
 
@@ -183,7 +187,7 @@ def test_all_of_a_damaged_journal_is_lacking_and_ids_go_on(
     if not while_used:
         journal = EventLog(path)
     assert journal.read_page([], None, None, ALL) == []
-    assert caplog.text.count("damaged") >= 1
+    assert caplog.text.count("was damaged") == 1
     assert path.with_name("journal.db.damaged").exists()
     [new] = journal.record_entries(said("new"), NOW + 1)
     assert new.id > old[-1].id

@@ -26,8 +26,14 @@ def _failures(count: int, *, ready_for_s: float | None) -> list[float]:
 def test_a_load_that_fails_waits_twice_as_long_each_time_up_to_five_minutes() -> None:
     assert _failures(5, ready_for_s=None) == [1, 2, 4, 8, 16]
     assert _failures(30, ready_for_s=None)[-1] == MAX_BACKOFF_S
-    assert _failures(4, ready_for_s=3.0) == [0, 1, 2, 4], "one that served is started again at once the first time"
-    assert _failures(4, ready_for_s=STABLE_S) == [0, 0, 0, 0], "one that served for long starts counting anew"
+
+
+def test_an_engine_that_served_is_started_again_at_once_the_first_time_and_after_long_each_time() -> None:
+    assert _failures(4, ready_for_s=3.0) == [0, 1, 2, 4]
+    assert _failures(4, ready_for_s=STABLE_S) == [0, 0, 0, 0]
+
+
+def test_a_permanent_error_parks() -> None:
     parked = next_failure(None, Verdict("bad argument", permanent=True), 1, NOW, ready_for_s=None)
     assert parked.retry_at is None
     assert parked.must_wait(NOW + 1e9)

@@ -44,7 +44,9 @@ def test_every_gateway_must_report_zero_under_a_table_that_does_not_route_to_it(
     assert _drained(_view(UNROUTED), _view(Stamp(epoch=1, seq=900))) is False
     assert _drained(_view(UNROUTED), _view(UNROUTED, 1)) is False
     assert _drained(_view(UNROUTED), _view(None)) is False
-    # Before a table without it was published:
+
+
+def test_nothing_is_empty_before_a_table_without_it_was_published() -> None:
     assert _drained(_view(UNROUTED), idle=True, drain=DrainState(since=0.0)) is False
 
 
@@ -54,7 +56,9 @@ def test_a_lost_gateway_is_unknown_and_then_the_engine_decides() -> None:
     assert _drained(_view(UNROUTED), lost, idle=True) is True
     assert _drained(_view(UNROUTED), lost, idle=False) is False
     assert _drained(_view(UNROUTED, 1), lost, idle=True) is False
-    # Gone for long, it holds nothing.
+
+
+def test_a_gateway_gone_for_long_holds_nothing() -> None:
     assert _drained(_view(UNROUTED), _view(None, lost_at=LATER - FORGET_S)) is True
 
 
@@ -64,6 +68,9 @@ def test_a_new_controller_waits_for_its_gateways_before_it_believes_some_of_them
     assert _drained(_view(UNROUTED, 1), unsure=True) is False
     assert _drained(idle=True) is True
     assert _drained(idle=None) is None
+
+
+def test_gateways_are_waited_for_for_a_moment() -> None:
     assert [gateways_may_reconnect(now, 100.0) for now in (99.0, 100.0, 100.0 + ARRIVAL_S)] == [False, True, False]
 
 

@@ -65,7 +65,9 @@ def test_unknown_is_not_zero() -> None:
     assert measured(replace(OTHER, mib=None)) == {}
     assert measured(replace(FOREIGN, mib=UNUSED_MIB), OTHER) == {}, "it may be this replica's"
     assert measured(replace(FOREIGN, mib=None), OTHER) == {}
-    # No process where those of other replicas are listed is zero.
+
+
+def test_no_process_where_those_of_other_replicas_are_listed_is_zero() -> None:
     assert measured(OTHER) == {"GPU-a": 0}
     assert measured(OTHER, FOREIGN) == {"GPU-a": 0}
 

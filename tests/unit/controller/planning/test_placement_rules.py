@@ -447,7 +447,7 @@ def gpu(*processes: GpuProcess) -> Gpu:
     return Gpu("GPU-a", 0, "fake", 80_000, 31_000, processes=processes)
 
 
-def test_who_stays_is_not_named_and_of_strangers_what_is_known() -> None:
+def test_processes_that_stay_are_not_named_and_strangers_are_with_what_is_known() -> None:
     ours = GpuProcess(7, 30_000, "python3", "rh-i-m-0-h-1")
     assert holders_of(gpu(), (), expected_mib=0) is None
     assert holders_of(gpu(ours), ["rh-i-m-0-h-1"], expected_mib=0) is None
@@ -458,7 +458,7 @@ def test_who_stays_is_not_named_and_of_strangers_what_is_known() -> None:
     assert holders_of(gpu(*strangers), ["rh-i-m-0-h-1"], expected_mib=0) == words
 
 
-def test_a_crowd_is_counted_and_where_no_process_is_named_the_memory_is() -> None:
+def test_of_many_processes_three_are_named_and_where_there_is_no_name_the_memory_is() -> None:
     crowd = [GpuProcess(pid, 100 - pid) for pid in range(10, 16)]
     words = holders_of(gpu(*crowd), (), expected_mib=0)
     assert words is not None

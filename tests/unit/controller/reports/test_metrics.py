@@ -124,9 +124,12 @@ def test_what_changes_between_rounds_is_counted_once() -> None:
         ("controller_reconcile_errors_total", {}, 1),
         ("controller_reconcile_seconds_count", {}, 1),
     )
-    paused = RoundCounts()
-    paused.count_round(before, replace(after, desired=replace(after.desired, paused=True)))
-    registry = create_registry(cast("Reconciler", Rounds(None)), dict, paused)
+
+
+def test_a_paused_controller_restarts_nothing() -> None:
+    counts, after = RoundCounts(), _later_round()
+    counts.count_round(_round(), replace(after, desired=replace(after.desired, paused=True)))
+    registry = create_registry(cast("Reconciler", Rounds(None)), dict, counts)
     check_samples(registry, ("model_restarts_total", {"model": "n"}, None))
 
 
@@ -176,7 +179,12 @@ def test_what_they_say() -> None:
 def test_before_the_first_round_only_that_is_said() -> None:
     registry = _registry(Rounds(None))
     check_samples(registry, ("controller_observation_ok", {}, 0), ("controller_paused", {}, None))
-    assert (registry.get_sample_value("process_open_fds") or 0) > 0, "and what its own process takes"
+
+
+def test_the_controllers_own_process_is_among_them() -> None:
+    registry = _registry(Rounds(None))
+    for name in ("process_resident_memory_bytes", "process_open_fds"):
+        assert (registry.get_sample_value(name) or 0) > 0, name
 
 
 def test_alerts_and_dashboards_name_only_metrics_that_exist() -> None:

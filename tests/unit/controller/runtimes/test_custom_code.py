@@ -18,6 +18,7 @@ CODE = {"auto_map": {"AutoConfig": "configuration_x.XConfig", "AutoModel": "mode
 
 def preflight_error(root: Path, backend: str, **fields: Any) -> str | None:
     """Of a model in the second models folder."""
+    (root / "first").mkdir(exist_ok=True)
     roots = ModelRoots((root / "first", root))
     return check_model(roots, ENGINES[backend], define(backend, **fields))
 

@@ -100,9 +100,7 @@ async def test_the_runtime_is_asked_only_about_new_processes() -> None:
     found = GpuOwners(host)
     assert await owners(found) == {}
     assert host.requests == 0
-    host.pids, host.silent = {"rh-1": [10, 11]}, True
-    assert await owners(found, 11) == {11: None}
-    host.requests, host.silent = 0, False
+    host.pids = {"rh-1": [10, 11]}
     for _ in range(3):
         assert await owners(found, 11, 7) == {11: "rh-1", 7: None}
     assert host.requests == 1
@@ -120,6 +118,15 @@ async def test_a_process_that_outlives_its_replica_keeps_its_owner_until_it_is_g
     assert await owners(found, 10, 8) == {10: "rh-1", 8: None}
     assert await owners(found) == {}
     assert await owners(found, 10) == {10: None}, "the number was given out again"
+
+
+async def test_a_runtime_that_does_not_answer_is_asked_again() -> None:
+    host = Host()
+    found = GpuOwners(host)
+    host.pids, host.silent = {"rh-1": [10]}, True
+    assert await owners(found, 10) == {10: None}
+    host.silent = False
+    assert await owners(found, 10) == {10: "rh-1"}
 
 
 async def test_what_is_unknown_stays_unknown() -> None:

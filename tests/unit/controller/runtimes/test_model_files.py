@@ -239,6 +239,11 @@ def test_no_head_of_safetensors_crashes(value: Any) -> None:
         assert all(length >= 0 for length in tensor_bytes(json.dumps({"t": value}).encode(), 10).values())
 
 
+def test_other_files_have_a_size(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(bytes(5))
+    assert read_below(tmp_path, "a.onnx") == SizedArtifact(5)
+
+
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is outside the models folder"):
         files_below(ModelRoots((tmp_path,)), "../a")

@@ -325,7 +325,8 @@ def test_the_probe_prints_on_and_ends_quietly(ending: str) -> None:
         ("NotFound", "no NVIDIA GPU was found"),
         (
             "LibRmVersionMismatch",
-            f"the GPUs cannot be read now: {MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version",
+            f"the GPUs cannot be read now: {MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version "
+            "mismatch.)",
         ),
         ("Unknown", "the GPUs cannot be read now: Unknown Error"),
     ],
@@ -344,9 +345,15 @@ def test_why_there_are_no_figures_is_said(error: str, reason: str) -> None:
     fake.fail(error)
     reader.read_gpus()
     assert (reader.reason or "").startswith("the GPUs cannot be read now: "), "there were GPUs"
-    none_before = NvmlReader(fake)
-    seen = none_before.read_gpus()
-    assert (seen, none_before.error) == (((), None) if error in ABSENT else (None, reader.error))
+
+
+@pytest.mark.parametrize("error", [*ABSENT, "LibRmVersionMismatch", "Unknown"])
+def test_without_a_driver_there_are_no_gpus_and_gpus_that_could_never_be_read_are_unknown(error: str) -> None:
+    fake = FakeNvml()
+    fake.fail(error)
+    reader = NvmlReader(fake)
+    assert reader.read_gpus() == (() if error in ABSENT else None)
+    assert (reader.error is None) is (error in ABSENT)
 
 
 def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,9 @@ def test_what_one_replica_held_is_known_by_its_name(memory: MemoryHistory) -> No
     assert memory.held_memory("a") == HeldMemory(4000, 90)
     assert memory.held_memory("b") == HeldMemory(9000, None)
     assert memory.held_memory("c") is None
-    # Of each of its GPUs:
+
+
+def test_one_replica_takes_so_much_of_each_of_its_gpus() -> None:
     assert ObservedSample(4000, 300, 1, 0.0).of_replica(2) == 8000
     assert ObservedSample(None, 300, 1, 0.0).of_replica(2) is None
     assert ObservedSample(None, 300, 1, 0.0).of_replica(0) == 300

@@ -240,7 +240,7 @@ async def test_what_runs_with_other_parameters_is_not_looked_at(tmp_path: Path) 
     assert bench.of("m") is None
 
 
-async def test_a_runtime_that_does_not_answer_is_requested_again(tmp_path: Path) -> None:
+async def test_a_runtime_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m"))
     bench.serve("m", held=300)
     bench.runtime.unavailable = "it hangs"

@@ -274,7 +274,9 @@ def test_what_is_loaded_never_seems_unloaded_without_an_unload() -> None:
     assert next_state(ModelState.UNLOADED, ModelState.LOADED) is ModelState.LOADING
     assert next_state(ModelState.UNLOADED, ModelState.FAILED) is ModelState.LOADING
     assert next_state(ModelState.LOADING, ModelState.UNLOADED) is ModelState.UNLOADING
-    # A first look is published as it is.
+
+
+def test_a_first_look_is_published_as_it_is() -> None:
     assert next_state(None, ModelState.FAILED) is ModelState.FAILED
 
 

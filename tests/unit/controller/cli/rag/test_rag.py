@@ -258,7 +258,7 @@ async def test_what_was_written_is_read(path: Path, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_an_export_goes_on_from_wherever_it_was_killed(path: Path) -> None:
+async def test_an_export_goes_on_from_wherever_it_was_killed_and_what_is_damaged_is_written_anew(path: Path) -> None:
     whole, partial = path.read_bytes(), path.with_name("e.tar.partial")
     damaged = whole.index(b"x" * 512)
     lengths = (0, *range(1024, len(whole) + 1, 128))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli.exit_codes import ExitCode
+from controller.cli.up.record import read_record
 from tests.support.stand_in_up import Up, down, runs
 from tests.support.wait import until
 
@@ -57,6 +59,14 @@ async def test_what_a_killed_run_left_is_ended_in_order_and_started_anew(service
     assert not any(runs(pid) for pid in left)
     service.send(signal.SIGTERM)
     assert await service.ended() == ExitCode.DONE
+
+
+async def test_a_program_that_dies_is_started_again(service: Up) -> None:
+    await serve(service)
+    os.kill(read_record(service.state).children["gateway"].pid, signal.SIGKILL)
+    await until("it was started again", lambda: service.events().count("gateway started") == 2)
+    assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in service.err
+    assert service.events().count("controller started") == 1
 
 
 async def test_down_ends_it_for_good(service: Up, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,7 @@ async def test_the_gateways_counters_give_rates(
     cli: Cli, gateway: tuple[str, Metrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = await cli("top", "--json", "--interval", "0.1", "--gateway", gateway[0])
+    assert shown.code == ExitCode.DONE
     [model] = shown.json["models"]
     assert 0 < model.pop("tokens_per_s") <= 50 / 0.1
     none = ("load_progress", "prefill_progress", "vram_estimate_mib")

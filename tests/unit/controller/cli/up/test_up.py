@@ -137,6 +137,23 @@ async def test_programs_that_do_not_end_are_killed_within_the_bound(
         assert f"the {name} did not end within 0.3 s and is killed" in err
 
 
+async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up) -> None:
+    await serve(up)
+    before = read_record(up.state).children
+    os.kill(before["gateway"].pid, signal.SIGKILL)
+    await until("it was started again", lambda: up.events().count("gateway started") == 2)
+    await until("the record follows", lambda: read_record(up.state).children["gateway"] != before["gateway"])
+    assert read_record(up.state).children["controller"] == before["controller"]
+    assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in up.err
+    up.send(signal.SIGTERM)
+    assert await up.ended() == ExitCode.DONE
+
+
+async def test_a_crash_at_the_start_passes(up: Up) -> None:
+    await serve(up, CONTROLLER_DOES="exit-once:1")
+    assert "the controller ended with exit code 1; it is started again in 0.5 s" in up.err
+
+
 @pytest.mark.parametrize(
     ("program", "code"), [("GATEWAY", 2), ("GATEWAY", 3), ("CONTROLLER", 2), ("CONTROLLER", 3), ("CONTROLLER", 4)]
 )
@@ -278,14 +295,14 @@ def disk(folder: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 async def up_on_disk(disk: SmallDisk, up: Up) -> Up:
-    """One that serves, and whose stand-ins are killed before the disk is taken away."""
+    """One whose stand-ins are killed before the disk is taken away."""
     assert up.state == disk.folder
-    await serve(up)
     return up
 
 
 async def test_on_a_full_disk_a_child_that_dies_is_started_again(up_on_disk: Up, disk: SmallDisk) -> None:
     up = up_on_disk
+    await serve(up)
     before = read_record(up.state).children
     disk.fill()
     os.kill(before["gateway"].pid, signal.SIGKILL)
@@ -309,6 +326,7 @@ async def test_down_finds_what_could_not_be_recorded(
     up_on_disk: Up, disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     up = up_on_disk
+    await serve(up)
     disk.fill()
     os.kill(read_record(up.state).children["gateway"].pid, signal.SIGKILL)
     await until("it answers again", up.answers)

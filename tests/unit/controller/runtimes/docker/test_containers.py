@@ -155,8 +155,11 @@ def test_limits_follow_the_definition_and_everything_is_restricted() -> None:
     user = UserIdentity(0, 0, ("DAC_OVERRIDE",))
     cap_added = container_config(REQUEST, Launch(("x",), image="i"), user, HOST, 0.0)
     assert cap_added["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
+
+
+def test_logs_are_bounded_whatever_is_asked() -> None:
     assert bounded_log(16)["Config"] == {"max-size": "8m", "max-file": "2"}
-    assert bounded_log(1)["Config"] == {"max-size": "1m", "max-file": "2"}, "whatever is asked"
+    assert bounded_log(1)["Config"] == {"max-size": "1m", "max-file": "2"}
 
 
 def test_every_models_folder_is_mounted_beside_the_first_one_and_read_only() -> None:
@@ -201,7 +204,7 @@ def folder_entry(uid: int, mode: int) -> FileEntry:
         ([file_entry(0, 0o644), folder_entry(0, 0o755)], UserIdentity(UNPRIVILEGED, UNPRIVILEGED)),
         ([file_entry(0, 0o600), folder_entry(0, 0o755)], UserIdentity(0, 0)),
         ([file_entry(0, 0o644), folder_entry(0, 0o700)], UserIdentity(0, 0)),
-        # readable, but a folder_entry above it cannot be entered
+        # readable, but a folder above it cannot be entered
         ([file_entry(1000, 0o644), folder_entry(0, 0o754)], UserIdentity(0, 0)),
         ([file_entry(1000, 0o600), folder_entry(2000, 0o700)], UserIdentity(0, 0, ("DAC_OVERRIDE",))),
         ([file_entry(1000, 0o600), file_entry(2000, 0o600)], UserIdentity(0, 0, ("DAC_OVERRIDE",))),
@@ -230,7 +233,7 @@ def test_what_must_be_read_is_the_model_all_below_it_and_the_way_to_it(tmp_path:
     (tmp_path / "other").write_bytes(b"x")
     os.chown(tmp_path / "other", 99, 99)
     found = [entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), ["org/model"])]
-    assert found[0] == 3, "the model's own folder_entry first"
+    assert found[0] == 3, "the model's own folder first"
     assert sorted(found[1:3]) == [10, 11]
     assert sorted(found[3:]) == [1, 2]
     assert [entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), [])] == [1]
@@ -252,8 +255,8 @@ def test_links_are_followed_to_what_they_name(tmp_path: Path) -> None:
 def test_only_the_folders_on_the_way_count_and_those_on_both_sides_of_a_link(tmp_path: Path) -> None:
     first, hub = tmp_path / "first", tmp_path / "hub"
     snapshot, blobs = hub / "snapshots" / "1", hub / "blobs"
-    for folder_entry in (first, snapshot, blobs):
-        folder_entry.mkdir(parents=True)
+    for folder in (first, snapshot, blobs):
+        folder.mkdir(parents=True)
     (blobs / "b").write_bytes(b"x")
     (snapshot / "m.gguf").symlink_to("../../blobs/b")
     for uid, path in enumerate((first, hub, hub / "snapshots", snapshot, blobs, blobs / "b"), start=1):
@@ -456,6 +459,9 @@ def test_the_system_s_reason_is_found_wherever_the_library_hides_it() -> None:
     assert plain_reason(PermissionError(errno.EACCES, "x")).startswith("this user may not use it")
     assert plain_reason(requests.ReadTimeout("x")) == "it hangs"
     assert plain_reason(DockerException("something new")) == "something new"
+
+
+def test_an_unexpected_refusal_counts_as_unavailable() -> None:
     refused = DaemonRefusedError(500, "out of order")
     assert isinstance(refused, RuntimeUnavailableError)
     assert (refused.status, refused.message) == (500, "out of order")

@@ -272,7 +272,7 @@ def test_a_folder_that_is_away_is_unknown_and_not_empty(tmp_path: Path) -> None:
     assert records.read_records() == [record()]
 
 
-def test_a_record_is_created_and_removed_once(tmp_path: Path) -> None:
+def test_a_record_is_created_and_removed_once_and_a_half_written_file_is_none(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
     (tmp_path / f".{NAME}.json.new").write_text("{")  # as a crash leaves it
     assert records.read_records() == []
@@ -283,7 +283,7 @@ def test_a_record_is_created_and_removed_once(tmp_path: Path) -> None:
     assert records.update_record(NAME, ended=True) is None
     records.remove_record(NAME)
     assert records.read_records() == []
-    assert not (tmp_path / f"{NAME}.json").exists()
+    assert [each.name for each in tmp_path.iterdir()] == [f".{NAME}.json.new"], "what the crash left, and no more"
 
 
 def test_other_instances_records_are_left_alone(tmp_path: Path) -> None:
