@@ -164,10 +164,6 @@ CASES: list[tuple[str, str, Fields]] = [
     ("vectors", "/embedding", {"input": ["one", "two"]}),
     # What it refuses, it refuses in its own words.
     ("plain", "/v1/chat/completions", {"messages": 3}),
-    ("plain", "/v1/chat/completions", {**HI, "n": 99}),
-    ("plain", "/v1/completions", {"prompt": "x" * 9000}),
-    ("caller", "/infill", {**GAP, "input_extra": 3}),
-    ("plain", "/infill", GAP),
     ("plain", "/v1/completions", {"prompt": "a", "grammar": "root ::= broken"}),
     ("plain", "/v1/chat/completions/input_tokens", {"messages": 3}),
 ]  # fmt: skip
