@@ -176,7 +176,7 @@ async def test_an_operators_unload_cancels_what_waits(
     await gateway.controller.report_where(lambda report: not report.queued)
 
 
-async def test_an_eviction_does_not(gateway: GatewayHarness, engine: MockEngine) -> None:
+async def test_an_eviction_does_not_cancel_what_waits(gateway: GatewayHarness, engine: MockEngine) -> None:
     call = await queued_then(gateway, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
     assert not call.done()
     await gateway.publish(route("m", [engine.url], autoload=True))

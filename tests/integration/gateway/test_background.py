@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from openai.types.responses import ResponseItemList
 
@@ -97,6 +99,17 @@ async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -
         await nothing_left(site.gateway)
 
 
+async def test_of_a_thousand_at_once_no_more_are_taken_than_may_wait() -> None:
+    async with response_state.site(m={"target_inflight": 4, "queue_limit": 20}) as site:
+        body = {"model": "m", "input": "x", "background": True, "fault": "hold"}
+        replies = await asyncio.gather(*(site.gateway.post("/v1/responses", body) for _ in range(1000)))
+        assert Counter(reply.status for reply in replies) == {200: 24, 429: 976}
+        assert len(site.running) == 24
+        site.engine.release.set()
+        await until("all are over", lambda: not site.running)
+        await nothing_left(site.gateway)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -154,6 +167,20 @@ async def test_it_counts_as_any_other() -> None:
         assert 'requests_total{model="m",route="/v1/responses",status="200"} 1.0' in metrics
         assert f'gateway_tokens_total{{direction="out",model="m"}} {len(WORDS)}.0' in metrics
         assert f'key_tokens_total{{direction="out",key="a"}} {len(WORDS)}.0' in metrics
+
+
+async def test_openais_client_that_blocks_asks_until_it_is_over(site: Site) -> None:
+    def use() -> list[Any]:
+        with openai.OpenAI(base_url=site.gateway.url + "/v1", api_key="none", max_retries=0) as client:
+            made = client.responses.create(model="m", input="x", background=True)
+            seen: list[Any] = [made.status]
+            while made.status in ("queued", "in_progress"):
+                made = client.responses.retrieve(made.id)
+            items = list(client.responses.input_items.list(made.id))
+            client.responses.delete(made.id)
+            return [*seen, made.status, len(items)]
+
+    assert await asyncio.to_thread(use) == ["queued", "completed", 1]
 
 
 async def test_it_is_told_as_queued_once_it_is_stored(site: Site) -> None:

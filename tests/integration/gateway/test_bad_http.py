@@ -548,7 +548,9 @@ async def test_nothing_that_a_client_says_of_itself_becomes_a_header(name: str) 
             assert all(value.isascii() and value.isprintable() for value in seen.headers.values()), seen.headers
 
 
-async def test_nor_does_what_it_says_in_a_body(gateway: GatewayHarness, engine: MockEngine) -> None:
+async def test_nothing_that_a_client_says_in_a_body_becomes_a_header(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
     nasty: list[Any] = ["m\r\nx-injected: 1", "m\u0000", "\ud800", "m\u2028", "é" * 300, {"a": 1}, 7, None, ""]
     for name in nasty:
         for field in ("model", "service_tier", "stream", "thinking"):

@@ -74,6 +74,24 @@ async def test_where_nothing_has_to_change_the_bytes_are_the_clients(path: str, 
     assert await sent({}, path, raw) == raw
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_alias_changes_the_models_name_and_nothing_else(path: str) -> None:
+    raw = raw_body(path, "other")
+    assert json.loads(await sent({"served_name": "inner"}, path, raw)) == json.loads(raw) | {"model": "inner"}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("stream", ["", ' "stream" : false,', ' "stream": null,'])
+async def test_a_blocking_call_as_a_stream_changes_that_alone(path: str, stream: str) -> None:
+    # What asks for probabilities cannot be made of a stream, and goes as it is.
+    raw = raw_body(path, "m", stream).replace(b'"logprobs": true', b'"logprobs": null')
+    raw = raw.replace(b'"top_logprobs": 3', b'"top_logprobs": null').replace(b'"logprobs": 2', b'"logprobs": null')
+    raw = raw.replace(b'"stop"', b'"stop_"')
+    got = json.loads(await sent({"notices_leaving": False}, path, raw))
+    asked = {"stream_options": {"include_usage": True}} if "completions" in path else {}
+    assert got == json.loads(raw) | {"stream": True} | asked
+
+
 @pytest.mark.parametrize("path", GENERATING)
 async def test_a_stream_asks_for_its_usage_at_most(path: str) -> None:
     raw = raw_body(path, "m", ' "stream": true,')
@@ -264,9 +282,12 @@ IDENTITY: dict[str, Any] = {
 HI: Any = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.mark.parametrize("passed", [(), ("top_k",)])
-async def test_a_remote_gets_no_field_that_the_api_does_not_know(
-    passed: tuple[str, ...], gateway: GatewayHarness, engine: MockEngine
+FOREIGN = {"client_metadata", "session_id", "top_k"}
+
+
+@pytest.mark.parametrize("passed", [(), ("top_k",), None], ids=["none", "one", "an engine of ours"])
+async def test_a_remote_gets_no_field_that_its_api_does_not_know_and_our_engine_gets_each(
+    passed: tuple[str, ...] | None, gateway: GatewayHarness, engine: MockEngine
 ) -> None:
     apis = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank")
     await gateway.publish(route("m", [engine.url], token="sk-1", apis=apis, takes_dimensions=True, extra_fields=passed))
@@ -283,8 +304,8 @@ async def test_a_remote_gets_no_field_that_the_api_does_not_know(
         await gateway.post(path, {"model": "m", **fields, **extra})
     assert len(engine.requests) == 6
     for request in engine.requests:
-        assert b"6d702d3f" not in request.raw + repr(request.headers).encode()
-        assert {"client_metadata", "session_id", "top_k"} & request.body.keys() == {*passed}, request.path
+        assert FOREIGN & request.body.keys() == (FOREIGN if passed is None else {*passed}), request.path
+        assert (b"6d702d3f" in request.raw + repr(request.headers).encode()) is (passed is None)
     assert [each.body.get("prompt_cache_key") for each in engine.requests].count("k") == 2
     assert (engine.requests[1].body["seed"], engine.requests[3].body["dimensions"]) == (3, 4)
 

@@ -209,6 +209,20 @@ async def test_of_a_wrong_import_nothing_is_added(items: list[Any], told: tuple[
     assert (await rest.get(f"/{made['id']}"))["active_item_id"] == "first"
 
 
+async def test_no_branch_of_an_import_is_longer_than_what_may_be_continued() -> None:
+    async with response_state.site(max_body_mib=1) as site:
+        rest = Rest(site)
+        made = await rest.post("", items=[message("x" * 600_000, id="a")])
+        fitting = [message(text * 300_000, id=text, parent_id="a") for text in "bc"]
+        added = await rest.post(f"/{made['id']}/items", items=fitting)
+        assert [item["parent_id"] for item in added["data"]] == ["a", "a"], "each branch for itself"
+        for parent in "bc":
+            items = [message("v", parent_id=None), message("w" * 300_000, parent_id=parent)]
+            told = await rest.refused("POST", f"/{made['id']}/items", items=items)
+            assert told == (400, "invalid_request", "items")
+        assert (await rest.get(f"/{made['id']}"))["item_count"] == 3
+
+
 async def test_a_thousand_items_are_imported_at_once_and_read_at_once(rest: Rest) -> None:
     items = [message(f"number {number}", ("user", "assistant")[number % 2], id=f"i{number}") for number in range(1000)]
     for number in range(2, 1000, 3):
@@ -622,7 +636,7 @@ async def test_conversations_are_listed_by_their_last_use(clock: Clock, site: Si
     assert await ids(rest) == [second, third]
 
 
-async def test_the_list_has_pages(clock: Clock, rest: Rest) -> None:
+async def test_the_list_has_pages_and_refuses_what_cannot_be_asked(clock: Clock, rest: Rest) -> None:
     made = []
     for number in range(25):
         clock.now += number % 2  # two of each time

@@ -14,6 +14,7 @@ import pytest
 from openai.types.conversations import ConversationItem
 
 from gateway.protocols.responses.compaction import SUMMARY_REQUEST
+from gateway.storage.responses.event_log import DONE
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines
 from tests.fakes.mock_engine import WORDS
@@ -23,6 +24,7 @@ from tests.support.gateway_rest import nothing_left
 from tests.support.queueing import clock, key
 from tests.support.response_sockets import socket
 from tests.support.response_state import Site, refusal
+from tests.support.responses import folded
 from tests.support.wait import until
 
 __all__ = ["clock"]
@@ -123,6 +125,24 @@ async def test_what_the_last_event_told_may_be_counted_on(site: Site) -> None:
     site.engine.release.set()
     await until("the connection ends", lambda: site.engine.running == 0)
     assert len(await texts(site.client, made.id)) == 4
+
+
+async def test_the_events_of_a_response_in_the_background_are_whole_while_its_engine_has_not_ended(site: Site) -> None:
+    made = (await site.client.conversations.create(items=[message("zero")])).id
+    body = {"model": "m", "input": "one", "stream": True, "background": True, "conversation": made}
+    async with site.gateway.post("/v1/responses", {**body, "fault": "late_end"}) as own:
+        sent = b""
+        while b"response.completed" not in sent:
+            sent += await own.content.readuntil(b"\n\n")
+        assert site.engine.running == 1
+        path = f"/v1/responses/{folded(sent + DONE)['id']}?stream=true"
+        assert (await site.gateway.get(path)).content == sent + DONE
+        assert folded(sent + DONE)["conversation"] == {"id": made}
+        assert await texts(site.client, made) == ["zero", "one", TEXT]
+        site.engine.release.set()
+        await own.read()
+    await until("it is over", lambda: not site.engine.running)
+    assert (await site.gateway.get(path)).content == sent + DONE
 
 
 async def test_one_response_at_a_time_adds_to_a_conversation(site: Site) -> None:

@@ -332,7 +332,7 @@ async def test_an_inference_key_is_told_the_reason_without_paths(
         assert WHOLE in json.loads(await read_refusal(gateway, path, BOSS, stream=stream))["error"]["message"]
 
 
-async def test_so_is_one_that_waited_for_the_load() -> None:
+async def test_why_a_model_that_was_waited_for_failed_names_no_address() -> None:
     async with gateway_harness(hold_headers_s=0.05) as gateway:
         for shown in (USER, BOSS):
             for stream in (False, True):

@@ -197,6 +197,7 @@ async def test_errors_on_paths_of_messages_have_anthropics_form(path: str, gatew
         ("DELETE", "/lora-adapters", "GET, POST"),
         ("GET", "/v1/messages", "POST"),
         ("POST", "/v1/models/m", "GET"),
+        ("PUT", "/v1/responses/resp_1", "DELETE, GET"),
         ("POST", "/health", "GET, HEAD"),
     ],
 )
@@ -354,7 +355,7 @@ async def test_requests_at_a_time_are_counted_until_they_end() -> None:
         assert (await gateway.chat(tag="third", headers=a)).status == 200
 
 
-async def test_they_are_off_by_default_and_do_not_hold_for_keys() -> None:
+async def test_limits_of_clients_are_off_by_default_and_do_not_hold_for_keys() -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         reply = await gateway.chat(max_tokens=1)

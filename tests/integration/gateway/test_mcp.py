@@ -137,6 +137,17 @@ async def test_a_key_sees_and_calls_what_its_scopes_open(secret: str, tools: lis
         assert bool(gateway.controller.admin.requests) is (secret != "inference"), "what is refused stays here"
 
 
+@pytest.mark.parametrize("secret", [None, "secret-nobody"])
+async def test_without_a_key_of_the_gateway_the_packages_client_is_told_nothing(
+    secret: str | None, gateway: GatewayHarness
+) -> None:
+    await gateway.publish(route("m"), keys=(key("both", scopes=SCOPES),))
+    with pytest.raises(ExceptionGroup):
+        async with mcp_client(gateway.url, secret) as client:
+            await client.list_tools()
+    assert not gateway.controller.admin.requests
+
+
 async def test_where_nobody_may_administer_only_tools_of_inference_are_told() -> None:
     async with gateway_harness(open_admin=False) as gateway, mcp_client(gateway.url) as client:
         assert await list_names(client) == INFERENCE_TOOLS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from tests.support.clockwork_caller import SPOKEN, THOUGHT
 from tests.support.llama_servers import Kind
 from tests.support.messages_gateway import TOKEN, client_of, llama_servers, messages_gateway, worker_of_ours
 from tests.support.messages_schema import checked_events, checked_message
+from tests.support.queueing import key
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
@@ -229,6 +231,35 @@ async def test_a_conversation_and_its_count(client: anthropic.AsyncAnthropic) ->
     # Each message has two marks beside its text, which this vocabulary has as bytes, and the answer's begins with one.
     assert count.input_tokens == len("Be kind.HiYes?News") + 4 * 2 + 1
     assert seen(message)["usage"] == (count.input_tokens, COMPLETION_TOKENS)
+
+
+async def test_the_packages_client_that_blocks(gateway: GatewayHarness) -> None:
+    def use() -> None:
+        with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
+            asked: Any = {"model": "plain", "max_tokens": 60, "messages": HI}
+            assert client.messages.create(**asked).content[0].to_dict()["text"] == SENTENCE
+            with client.messages.stream(**asked) as stream:
+                assert "".join(stream.text_stream) == SENTENCE
+            assert client.messages.count_tokens(model="plain", messages=HI).input_tokens == 5
+            assert client.beta.messages.create(**asked, betas=["context-1m-2025-08-07"]).stop_reason == "end_turn"
+            with pytest.raises(anthropic.NotFoundError):
+                client.messages.create(**{**asked, "model": "nobody"})
+
+    await asyncio.to_thread(use)
+
+
+async def test_a_key_is_taken_as_the_package_sends_it(servers: dict[str, Worker], gateway: GatewayHarness) -> None:
+    url, chat = f"http://127.0.0.1:{servers['plain'].port}", ("/v1/chat/completions",)
+    model = route("m", [url], token=TOKEN, served_name="inner-plain", apis=chat)
+    await gateway.publish(model, keys=(key("alice"),))
+    by_token = anthropic.AsyncAnthropic(base_url=gateway.url, auth_token="secret-alice", api_key=None, max_retries=0)
+    for made in (client_of(gateway, "secret-alice"), by_token):
+        async with made as client:
+            message = await client.messages.create(model="m", max_tokens=60, messages=HI)
+            assert message.content[0].to_dict()["text"] == SENTENCE
+    async with client_of(gateway, "wrong") as stranger:
+        with pytest.raises(anthropic.AuthenticationError):
+            await stranger.messages.create(model="m", max_tokens=60, messages=HI)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str | None]] = [

@@ -142,10 +142,10 @@ async def test_open_webuis_connection_probe(gateway: GatewayHarness, base: str) 
     for keys in ((), (key("ui"), key("far", models=("other",)))):
         await gateway.publish(seeing(), keys=keys)
         good = (200, ["org/m:8b"])
-        assert await probe(gateway, base, "secret-ui") == good
-        assert await probe(gateway, base, "secret-far") == ((200, []) if keys else good)
+        assert await probe(gateway, base, "secret-ui") == good, keys
+        assert await probe(gateway, base, "secret-far") == ((200, []) if keys else good), keys
         for wrong in ("secret-wrong", "", None):
-            assert await probe(gateway, base, wrong) == ((401, []) if keys else good)
+            assert await probe(gateway, base, wrong) == ((401, []) if keys else good), (keys, wrong)
 
 
 @pytest.mark.parametrize("base", ["/v1", ""])
@@ -178,6 +178,9 @@ async def test_both_sdks_list_and_retrieve(gateway: GatewayHarness) -> None:
         assert (found.id, found.created, found.owned_by) == ("org/m:8b", 1_700_000_000, "roundhouse")
         assert found.model_extra is not None
         assert found.model_extra["context_length"] == 8192
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.models.retrieve("nobody")
+        assert unknown.value.code == "unknown_model"
     async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
         assert [model.display_name async for model in other.models.list()] == ["org/m:8b", "b"]
         info = await other.models.retrieve("m")

@@ -252,10 +252,13 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
     ("name", "path", "fields"),
     [
         ("vectors", "/v1/chat/completions", HI),
+        ("vectors", "/v1/chat/completions/input_tokens", HI),
+        ("vectors", "/v1/completions", {"prompt": "a"}),
         ("vectors", "/v1/responses", {"input": "a"}),
         ("vectors", "/v1/messages", LETTER),
         ("ranks", "/v1/messages/count_tokens", LETTER),
         ("plain", "/v1/embeddings", {"input": "a"}),
+        ("plain", "/v1/rerank", {"query": "a", "documents": ["a"]}),
         ("vectors", "/v2/rerank", {"query": "a", "documents": ["a"]}),
         ("ranks", "/infill", GAP),
     ],
@@ -277,7 +280,7 @@ async def test_what_the_engine_does_not_offer_is_said_in_the_apis_form(
 async def test_an_engines_state_is_not_to_be_had_by_default(gateway: GatewayHarness) -> None:
     for method, path, body in STATE:
         reply = await gateway.request(method, f"{path}{'&' if '?' in path else '?'}model=plain", body)
-        assert reply.refusal == (403, "route_disabled")
+        assert reply.refusal == (403, "route_disabled"), path
         assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(reply.error["next_steps"])
 
 

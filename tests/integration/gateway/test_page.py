@@ -53,7 +53,7 @@ async def gateway(built: Path) -> AsyncIterator[GatewayHarness]:
 
 
 @pytest.mark.parametrize("keys", [(), (key("alice"),)], ids=["open", "keys"])
-async def test_page_and_files_need_no_key(built: Path, keys: tuple[Any, ...]) -> None:
+async def test_page_and_files_need_no_key_and_say_how_long_they_may_be_kept(built: Path, keys: tuple[Any, ...]) -> None:
     async with gateway_harness(page_folder=built, with_table=False) as gateway:
         for has_table in (False, True):
             if has_table:
@@ -71,7 +71,9 @@ async def test_page_and_files_need_no_key(built: Path, keys: tuple[Any, ...]) ->
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in FILES)])
-async def test_each_document_has_exactly_its_headers(gateway: GatewayHarness, path: str) -> None:
+async def test_each_document_has_exactly_its_headers_also_where_it_is_not_sent(
+    gateway: GatewayHarness, path: str
+) -> None:
     about = ["content-security-policy", "x-content-type-options", "referrer-policy", "permissions-policy"]
     about += ["cross-origin-opener-policy", "x-frame-options", ALLOW]
     headers = security_headers(path.removeprefix("/page/").lstrip("/") or INDEX)

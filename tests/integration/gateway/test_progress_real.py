@@ -73,6 +73,21 @@ async def test_the_share_of_a_long_prompt(gateway: GatewayHarness, path: str) ->
     assert b"prompt_progress" not in rest
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_beside_its_progress_a_stream_is_the_one_that_others_get(gateway: GatewayHarness, path: str) -> None:
+    def chunks(stream: bytes) -> list[Any]:
+        """What it says, without what no two streams have in common."""
+        events = [json.loads(part.removeprefix(b"data: ")) for part in stream.split(b"\n\n") if b"data: {" in part]
+        return [{name: each[name] for name in each.keys() - {"id", "created", "timings"}} for each in events]
+
+    asked = {"stream_options": {"include_usage": True}, "cache_prompt": False}
+    comments, plain = await stream(gateway, path, {}, **asked)
+    assert not comments
+    told, rest = await stream(gateway, path, {"X-Progress": "true"}, **asked)
+    assert told
+    assert chunks(rest) == chunks(plain) != []
+
+
 async def test_what_the_cache_holds_counts_as_read(gateway: GatewayHarness) -> None:
     await stream(gateway, CHAT, {})
     longer = [{"role": "user", "content": WORDS + "jumps over a lazy dog " * 200}]

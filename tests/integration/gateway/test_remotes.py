@@ -69,7 +69,7 @@ async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.Lo
             remote("well", far.url, "sk-123"),
             remote("wrong", far.url, "sk-9"),
             remote("lost", far.url.replace("models", "m?key=sk-9"), "sk-9"),
-            remote("nowhere", nowhere),
+            remote("nowhere", nowhere, interval_s=3600),  # nobody listens: it has failed at once
             remote("no-address", "http://user:pa55word@h:99999/v1/models"),
             remote("no-header", far.url, "sk-1\n23"),
             route("an engine's"),
@@ -87,7 +87,9 @@ async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.Lo
             assert "sk-" not in text
 
 
-async def test_a_change_is_reported_at_once_and_a_redirect_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_change_is_reported_at_once_a_redirect_not_followed_and_a_limit_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", logger="gateway")
     async with gateway_harness() as gateway, elsewhere() as far:
         await gateway.publish(remote("m", far.url, "sk-123"))

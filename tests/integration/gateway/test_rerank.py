@@ -38,11 +38,15 @@ SECOND = {"id": str, "results": [{"index": int, "relevance_score": float}], "met
 """Cohere's `V2RerankResponse`."""
 
 
-def form_of(value: Any) -> Any:
-    """Types in place of values; of a list the first element's; without the documents, which are the client's own."""
+def form_of(value: Any, left_out: str = "") -> Any:
+    """Types in place of values, of a list the form that all of its elements have."""
     if isinstance(value, dict):
-        return {name: form_of(each) for name, each in value.items() if name != "document"}
-    return [form_of(value[0])] if isinstance(value, list) else type(value)
+        return {name: form_of(each, left_out) for name, each in value.items() if name != left_out}
+    if isinstance(value, list):
+        first, *others = [form_of(each, left_out) for each in value]
+        assert others == [first] * len(others)
+        return [first]
+    return type(value)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,8 @@ async def gateway(engine: Worker) -> AsyncIterator[GatewayHarness]:
 async def ranked(gateway: GatewayHarness, path: str = "/v1/rerank", **fields: Any) -> tuple[Any, str]:
     """The answer, which has the published form, and the request's id."""
     reply = await gateway.post(path, **{"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields)
-    assert form_of(reply.success) == (SECOND if path == "/v2/rerank" else FIRST)
+    own = "document" if fields.get("return_documents") else ""
+    assert form_of(reply.success, own) == (SECOND if path == "/v2/rerank" else FIRST)
     return reply.body, reply.headers["x-request-id"]
 
 
@@ -120,7 +125,7 @@ async def test_what_is_wrong_is_told_with_its_place(gateway: GatewayHarness, pat
     for fields, param in WRONG:
         body = {"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields
         reply = await gateway.post(path, **body)
-        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", param)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_request", param), fields
 
 
 async def test_tokens_are_counted(gateway: GatewayHarness) -> None:

@@ -128,7 +128,9 @@ async def test_it_is_followed_from_the_middle_by_the_sdk(site: Site) -> None:
         ({"max_output_tokens": 2}, "response.completed"),
     ],
 )
-async def test_one_that_was_made_without_a_stream_is_told_in_one_piece(site: Site, fields: Fields, last: str) -> None:
+async def test_a_response_that_was_made_without_a_stream_is_told_in_one_piece(
+    site: Site, fields: Fields, last: str
+) -> None:
     made = await site.make(background=True, **fields)
     live = await read_events(site, made.id)
     await site.over(made.id)
@@ -222,7 +224,7 @@ async def test_a_stream_that_is_cancelled_before_its_first_event_is_told(site: S
     await nothing_left(site.gateway)
 
 
-async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled(site: Site) -> None:
+async def test_a_response_whose_client_leaves_before_it_knows_of_it_is_cancelled(site: Site) -> None:
     async with site.held_store():
         leaving = asyncio.create_task(site.make(background=True, fault="hold"))
         await until(lambda: bool(site.running), "it is accepted")
@@ -232,7 +234,7 @@ async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled(site: 
     assert not site.engine.requests
 
 
-async def test_a_running_one_is_cancelled_and_stays_so() -> None:
+async def test_a_running_response_is_cancelled_and_stays_so() -> None:
     async with response_state.site(m=ONE_SLOT) as site:
         running = await site.make(background=True, fault="hold")
         waiting = await site.make(background=True)
@@ -247,7 +249,7 @@ async def test_a_running_one_is_cancelled_and_stays_so() -> None:
         assert (await site.make()).status == "completed", "its slot is free"
 
 
-async def test_one_that_is_over_is_not_cancelled(site: Site) -> None:
+async def test_a_response_that_is_over_is_not_cancelled(site: Site) -> None:
     for made in (await site.make(), await site.over((await site.make(background=True)).id)):
         assert await site.client.responses.cancel(made.id) == made
     assert await refusal(site.client.responses.cancel("resp_x")) == NOT_FOUND
@@ -274,7 +276,7 @@ async def test_a_stream_that_is_cancelled_ends_with_a_word(site: Site, backgroun
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_running_one_is_cancelled_before_it_is_deleted(site: Site, stream: bool) -> None:
+async def test_a_running_response_is_cancelled_before_it_is_deleted(site: Site, stream: bool) -> None:
     fault = "pause_until_release" if stream else "hold"
     body = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": fault}
     async with site.gateway.post("/v1/responses", **body) as answer:

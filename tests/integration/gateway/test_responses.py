@@ -3,6 +3,7 @@ agents with tools in both APIs. Every response and every event suits the publish
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal
@@ -265,6 +266,40 @@ async def test_an_agent_by_responses(make: Make) -> None:
     assert response.output_text == DONE_SAID
     kinds = [item.get("type", "message") for item in items]
     assert kinds == ["message", "reasoning", "message", "function_call", "function_call_output", "message"]
+
+
+async def test_an_agent_by_chat(gateway: GatewayHarness) -> None:
+    tool = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
+    messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        for _ in range(5):
+            asked: Fields = {"model": "agent", "messages": messages, "tools": [tool], "temperature": 0}
+            async with client.chat.completions.stream(**asked) as stream:
+                message = (await stream.get_final_completion()).choices[0].message
+            messages.append(message.to_dict())
+            if not message.tool_calls:
+                break
+            for call in message.tool_calls:
+                output = KNOWN[call.function.name](**json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": output})
+    assert message.content == DONE_SAID
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_openais_client_that_blocks(gateway: GatewayHarness) -> None:
+    def use() -> None:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            asked: Fields = {**COLD, "model": "plain", "input": "Hi"}
+            assert client.responses.create(**asked).output_text == SENTENCE
+            events = list(client.responses.create(**asked, stream=True))
+            assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == SENTENCE
+            with client.responses.stream(**asked, text_format=Weather) as stream:
+                assert stream.get_final_response().output_parsed == Weather(city="Paris")
+            assert client.responses.parse(**asked, text_format=Weather).output_parsed == Weather(city="Paris")
+            with pytest.raises(openai.NotFoundError):
+                client.responses.create(**{**asked, "model": "nobody"})
+
+    await asyncio.to_thread(use)
 
 
 @pytest.mark.parametrize("by_responses", [True, False])

@@ -142,7 +142,7 @@ NAMELESS: list[tuple[bytes, int, str]] = [
 async def test_a_body_that_names_no_model_changes_nothing(gateway: GatewayHarness, path: str) -> None:
     await gateway.publish(route("m", state=ModelState.UNLOADED))
     for body, *refusal in NAMELESS:
-        assert (await gateway.request("POST", path, data=body)).refusal == tuple(refusal)
+        assert (await gateway.request("POST", path, data=body)).refusal == tuple(refusal), body[:20]
     assert not changes_asked(gateway)
 
 

@@ -230,9 +230,16 @@ async def test_a_prompt_that_cannot_fit_takes_no_slot(stream: bool) -> None:
 
 
 SAYS = {"input": "Hi"}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 WRITES: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
 IN_OTHER_FAMILIES: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/responses", SAYS | {"thinking": "enabled"}, "thinking_unsupported", "thinking"),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}]},
+        "modality_unsupported",
+        "input[0].content[0]",
+    ),
     ("/v1/responses", {"input": TALKS}, "multi_turn_unsupported", "input[2]"),
     ("/v1/responses", SAYS | {"tools": [{"type": "function", **TOOL["function"]}]}, "tools_unsupported", "tools"),  # type: ignore[dict-item]
     (
@@ -242,6 +249,19 @@ IN_OTHER_FAMILIES: list[tuple[str, dict[str, Any], str, str]] = [
         "text.format",
     ),
     ("/v1/messages", WRITES | {"thinking": "enabled"}, "thinking_unsupported", "thinking"),
+    (
+        "/v1/messages",
+        WRITES | {"messages": [{"role": "user", "content": [PICTURE]}]},
+        "modality_unsupported",
+        "messages[0].content[0]",
+    ),
+    ("/v1/messages", WRITES | {"messages": TALKS}, "multi_turn_unsupported", "messages[2]"),
+    (
+        "/v1/messages",
+        WRITES | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        "structured_output_unsupported",
+        "output_config.format",
+    ),
     ("/v1/messages", WRITES | {"tools": [{"name": "f", "input_schema": SCHEMA}]}, "tools_unsupported", "tools"),
     ("/v1/completions", {"prompt": "Hi", "grammar": "root ::= [0-9]"}, "structured_output_unsupported", "grammar"),
     ("/v1/completions", {"prompt": "Hi", "logprobs": 0}, "logprobs_unsupported", "logprobs"),
@@ -262,12 +282,12 @@ async def test_the_rules_hold_in_every_family(
         assert not engine.requests
 
 
-async def test_nor_does_it_load_the_model() -> None:
+async def test_what_the_model_does_not_take_does_not_load_it() -> None:
     model = route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE)
     async with gateway_harness() as gateway:
         await gateway.publish(model)
         for fields, code, _ in REFUSED:
-            assert (await gateway.chat(**fields)).code == code
+            assert (await gateway.chat(**fields)).code == code, fields
         await gateway.publish(model)
         assert not any(report.demand or report.queued for report in gateway.controller.reports), "it was asked for"
 
@@ -289,7 +309,7 @@ async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either(gatewa
         {"messages": TALKS},
     ],
 )
-async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any]) -> None:
+async def test_what_the_model_takes_reaches_its_engine_as_it_came(fields: dict[str, Any]) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url], capabilities=TAKES_ALL))
         raw = json.dumps({"model": "m", "messages": []} | fields).encode()

@@ -46,8 +46,8 @@ async def test_no_name_is_no_session(gateway: GatewayHarness, engine: MockEngine
     await gateway.publish(route("m", [engine.url], session_cache=4, session_binding="slot", target_inflight=4))
     nameless: tuple[dict[str, Any], ...] = ({}, {"session_id": ""}, {"session_id": None}, {"prompt_cache_key": ""})
     for fields in nameless:
-        assert [await chat(gateway, **fields) for _ in range(2)] == [(200, None)] * 2
-        assert "id_slot" not in session_fields(engine)
+        assert [await chat(gateway, **fields) for _ in range(2)] == [(200, None)] * 2, fields
+        assert "id_slot" not in session_fields(engine), fields
 
 
 async def test_a_name_that_is_no_text_is_refused(gateway: GatewayHarness, engine: MockEngine) -> None:

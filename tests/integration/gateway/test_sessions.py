@@ -113,6 +113,26 @@ async def test_a_replica_killed_in_the_middle_of_a_turn(tmp_path: Path) -> None:
         assert after.evaluated_tokens <= after.prompt_tokens - again.prompt_tokens
 
 
+async def test_five_sessions_on_a_cache_of_four(tmp_path: Path) -> None:
+    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
+        talks = [Conversation(gateway, f"talk {number}", {"session_id": f"s{number}"}) for number in range(5)]
+        assert [(await talk.turn()).decision for talk in talks] == ["new"] * 5
+        assert [(await talk.turn()).decision for talk in talks[1:]] == ["reused"] * 4
+        first = await talks[0].turn()
+        assert (first.decision, first.cached_tokens <= 8) == ("new", True), "the fifth took its slot"
+        assert [(await talk.turn()).decision for talk in talks[2:]] == ["reused"] * 3
+        assert (await talks[1].turn()).decision == "new"
+
+
+async def test_what_stands_for_a_session_id(tmp_path: Path) -> None:
+    async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
+        await gateway.publish(model_at(engine))
+        by_field = Conversation(gateway, "field", {"prompt_cache_key": "k"})
+        for talk in (by_field, Conversation(gateway, "header", headers={"X-Conversation-Id": "other::m"})):
+            assert [(await talk.turn()).decision for _ in range(3)] == ["new", "reused", "reused"], talk.name
+
+
 async def test_responses_that_continue_one_another_are_a_session(tmp_path: Path) -> None:
     async with llama_gateway("embedded", tmp_path) as (gateway, (engine,)):
         await gateway.publish(model_at(engine))

@@ -185,6 +185,15 @@ async def test_failing_tries_leak_no_slot(engine: HoldingEngine) -> None:
         await queue.empty()
 
 
+async def test_a_client_that_asks_again_and_again_has_one_slot_at_a_time(engine: HoldingEngine) -> None:
+    engine.release_all()
+    async with queue_at(engine, one_slot(engine, queue_limit=0)) as queue:
+        for number in range(50):
+            assert (await queue.gateway.chat(tag=f"t{number}", stream=bool(number % 2))).status == 200
+        assert engine.most == 1
+        await queue.empty()
+
+
 async def test_a_replica_that_a_table_adds_takes_those_who_wait(engine: HoldingEngine) -> None:
     async with holding() as second, queue_at(engine, four_slots(engine)) as queue:
         await filled(queue)

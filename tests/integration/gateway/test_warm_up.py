@@ -102,7 +102,7 @@ async def test_the_status_of_a_model(gateway: GatewayHarness) -> None:
     ):
         await gateway.publish(route("org/m", state=state, autoload=autoload, reason="It rests."))
         status = (await gateway.get("/v1/models/org/m/status")).success
-        assert (status["status_code"], status["status"], status["available"]) == (code, word, code == 3)
+        assert (status["status_code"], status["status"], status["available"]) == (code, word, code == 3), state
         assert (status["model_id"], status["state"]) == ("org/m", state)
 
 

@@ -170,7 +170,7 @@ OUTSIDE = (
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-async def test_no_path_leads_out(folder: Path, path: str) -> None:
+async def test_no_path_leads_out_of_the_folder(folder: Path, path: str) -> None:
     before = sorted(each.name for each in folder.parent.rglob("*"))
     assert "the secret" not in await error("read_file", folder, path=path)
     await error("list_files", folder, path=path)
@@ -360,7 +360,7 @@ async def test_texts_are_decoded(site: FileServer, media_type: str, body: bytes,
         (200, {"content-length": "1000"}, b"short", "cannot be read"),
     ],
 )
-async def test_what_is_no_page_is_said(
+async def test_an_answer_that_is_no_page_is_told(
     site: FileServer, status: int, headers: dict[str, str], body: bytes, reason: str
 ) -> None:
     site.answers["/"] = lambda _: (status, headers, body)
@@ -507,7 +507,7 @@ async def test_a_call_that_ends_closes_its_connection() -> None:
             await task
 
 
-async def test_through_a_gateway(site: FileServer, gateway: GatewayHarness) -> None:
+async def test_through_a_gateway_declared_hosts_alone_are_fetched(site: FileServer, gateway: GatewayHarness) -> None:
     site.answers["/"] = lambda _: (200, {"content-type": "text/html"}, b"<p>Coal")
     await gateway.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
     assert await call_text(gateway, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"

@@ -8,6 +8,7 @@ import base64
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.tools.mcp_client import server_connection, servers
@@ -188,6 +189,35 @@ async def test_a_server_that_is_down(
     await server.start()
     await connected(gateway)
     assert (await read(gateway, kind))[0] == 200
+
+
+@BOTH
+async def test_a_server_that_was_started_anew_is_connected_again(
+    kind: str, server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
+    answers = {"prompts/get": says("Rain?"), "resources/read": holds({"uri": "u", "text": "coal"})}
+
+    async def in_session(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if request.headers.get("mcp-session-id") != str(server.session):
+            return web.json_response({"error": "no such session"}, status=404)
+        return await answers[kind](request, message)
+
+    server.answers[kind] = in_session
+    await offering(gateway, server)
+    server.forget_session()
+    assert (await read(gateway, kind))[0] == 200
+    assert server.methods.count("initialize") == 2
+
+
+@BOTH
+async def test_an_answer_of_100_mb_is_refused(kind: str, server: FakeMcpServer, gateway: GatewayHarness) -> None:
+    first = b'{"jsonrpc": "2.0", "result": {"contents": "'
+    server.answers[kind] = stream_of(b"x" * 1024 * 1024, 100, "application/json", first)
+    await offering(gateway, server)
+    status, told = await read(gateway, kind)
+    assert (status, told["error"]["code"]) == (502, "tool_failed")
+    assert "the answer is larger than 1048576 bytes: ask for less, or declare" in told["error"]["message"]
+    assert (await connected(gateway))["state"] == "connected", "the connection stays"
 
 
 @BOTH

@@ -181,6 +181,48 @@ async def test_an_approval_is_asked_for_and_given() -> None:
         assert (later.output_text, len(loop.servers.calls)) == (TEXT, 1)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_an_approval_nothing_is_run(stream: bool) -> None:
+    async with looping(ASKS, SAYS, SAYS) as loop:
+        asked = await loop.create(tools=[APPROVED])
+        refused: Any = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": False}
+        reply = await loop.post(input=[refused], previous_response_id=asked.id, tools=[APPROVED], stream=stream)
+        response = folded(reply.content) if stream else reply.body
+        assert [item["type"] for item in response["output"]] == ["message"]
+        assert call_and_result(loop)[1] == ["The user did not approve this call, so it was not run."]
+        later = await loop.create(input="Never mind.", previous_response_id=asked.id, tools=[APPROVED])
+        assert later.output_text == TEXT
+        assert [each["role"] for each in loop.messages()] == ["user", "user"]
+        assert loop.servers.calls == []
+
+
+async def test_what_cannot_be_approved_is_refused_and_not_run() -> None:
+    async with looping(ASKS, SAYS) as loop:
+        asked = await loop.create(tools=[APPROVED])
+        answer: Any = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": True}
+        for tools, place in (
+            ([], "input[0].approve"),
+            ([{**APPROVED, "allowed_tools": ["wait"]}], "input[0].approval_request_id"),
+        ):
+            pending = loop.create(input=[answer], previous_response_id=asked.id, tools=tools)
+            assert await refusal(pending) == (400, "invalid_request", place)
+        alone = loop.create(input=[{**answer, "approval_request_id": "mcpr_x"}], tools=[APPROVED])
+        assert await refusal(alone) == (400, "invalid_request", "input[0].approval_request_id")
+        assert not loop.servers.calls
+        await nothing_left(loop.gateway)
+
+
+async def test_forty_calls_of_one_round_are_told_in_their_order() -> None:
+    calls = [Call("weather__get", {"city": f"city {number}"}) for number in range(40)]
+    async with looping(Move(calls=calls), SAYS) as loop:
+        text = "Weather? " + "long " * 400_000
+        response = await loop.create(input=text)
+        assert [item.output for item in response.output[1:-1]] == [f"Rain in city {number}" for number in range(40)]
+        assert loop.messages(0) == loop.messages(1)[:1] == [{"role": "user", "content": text}]
+        items: list[Any] = [each async for each in loop.client.responses.input_items.list(response.id)]
+        assert [item.content[0].text for item in items] == [text]
+
+
 async def test_in_the_background() -> None:
     async with looping(
         Move("I look.", [Call("weather__wait", BONN)]), SAYS, Move(calls=[Call("weather__wait", BONN)]), SAYS
@@ -281,9 +323,9 @@ async def test_a_model_that_is_not_loaded_is_told_as_ever() -> None:
             told = reply.body
             assert (reply.status, told["error"]["code"]) == (503, "model_not_loaded")
             assert told["error"]["request_id"] == reply.headers["x-request-id"]
-            reply = await loop.gateway.post(RESPONSES, model="m", input="Hi")
-            assert reply.headers.get("retry-after") == reply.headers.get("retry-after")
-            assert reply.error["message"] == told["error"]["message"]
+            plain = await loop.gateway.post(RESPONSES, model="m", input="Hi")
+            assert plain.headers.get("retry-after") == reply.headers.get("retry-after")
+            assert plain.error["message"] == told["error"]["message"]
 
 
 async def test_what_the_engine_is_asked_is_what_the_client_asked() -> None:
@@ -423,6 +465,17 @@ async def test_a_resumable_stream_goes_on_after_a_drop_in_the_middle_of_a_tool()
         response = folded(sent + rest)
         assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "mcp_call", "message"]
         assert (await read_again(loop.gateway)).body == sent + rest
+        await is_over(loop)
+
+
+async def test_a_stream_is_cancelled_in_a_later_round() -> None:
+    async with looping(ASKS, HOLDS) as loop:
+        pending = asyncio.create_task(read(loop, stream=True))
+        await until("the second round runs", lambda: len(loop.model.requests) == 2 and loop.model.running == 1)
+        [response_id] = registry_of(loop)
+        await loop.client.responses.cancel(response_id)
+        assert folded(await pending)["status"] == "cancelled"
+        await until("the engine stops", lambda: loop.model.cancelled == 1)
         await is_over(loop)
 
 

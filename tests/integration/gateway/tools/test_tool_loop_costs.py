@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> No
         assert 4_900 < (await loop.spent("a")).token_bucket.level < 5_000, "as many as were announced"
 
 
-async def test_one_that_is_refused_pays_nothing() -> None:
+async def test_a_response_that_is_refused_pays_nothing() -> None:
     keys = (key("a", tools=["weather__*"], tokens_per_minute=1000, requests_per_minute=10),)
     async with looping(SAYS, keys=keys, m={"state": "unloaded"}) as loop:
         asked = {"model": "m", "input": "x", "tools": [WEATHER]}
@@ -144,7 +144,7 @@ async def test_a_refusal_says_how_much_there_is() -> None:
         assert budget_of(loop).used_bytes == 0
 
 
-async def test_history_counts_too() -> None:
+async def test_a_history_takes_room_too() -> None:
     async with looping(SAYS, body_memory_mib=2) as loop:
         first = await loop.client.responses.create(model="m", input=LARGE)
         second = await loop.client.responses.create(model="m", input=LARGE, previous_response_id=first.id)

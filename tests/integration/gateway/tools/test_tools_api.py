@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from controller.schema.tools import BUILTIN_TOOLS, ToolRoute
+from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval, hit
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.queueing import key
 from tests.support.tool_calls import call_code, call_error, call_text, call_tool, list_names, list_tools
 from tests.support.wait import until
@@ -167,16 +168,20 @@ async def test_a_call_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-async def test_a_client_that_leaves_ends_its_call(tmp_path: Path, is_stopped: bool) -> None:
+async def test_a_client_that_leaves_ends_its_call_and_inference_goes_on_beside(
+    tmp_path: Path, is_stopped: bool
+) -> None:
     """A process that is stopped takes no signal but SIGKILL."""
     (tmp_path / "text").write_text("a" * 60 + "!\n")
-    async with gateway_harness() as gateway:
-        await gateway.publish(tools=(ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0),))
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        search = ToolRoute(name="search_files", folder=str(tmp_path), timeout_s=600.0)
+        await gateway.publish(route("m", [engine.url]), tools=(search,))
         async with aiohttp.ClientSession() as client:
             body = {"tool": "search_files", "params": {"text": "(a+)+$", "regex": True}}
             task = asyncio.create_task(client.post(f"{gateway.url}/tools", json=body).__aenter__())
             # Not as soon as there is a process: asyncio itself ends one whose start is cancelled.
             process = await _searching(tmp_path / "text")
+            assert (await gateway.chat()).status == 200
             if is_stopped:
                 process.suspend()
             task.cancel()
