@@ -209,7 +209,7 @@ async def test_a_wait_in_the_queue_is_noted_when_it_begins_and_with_each_table(s
     assert len(seen) == 3
 
 
-def test_each_attempt_is_prepared_anew(site: Site) -> None:
+async def test_each_attempt_is_prepared_anew(site: Site) -> None:
     seen: list[str] = []
     site.open(recording(seen))
     site.engine_call.listener.engine_failed(EngineRefusedError("refused"))
@@ -217,7 +217,7 @@ def test_each_attempt_is_prepared_anew(site: Site) -> None:
     assert seen == [*BEFORE_THE_ENGINE, "before_send in SENT", "shape_answer in SENT"]
 
 
-def test_a_hook_that_fails_at_the_end_hinders_no_other(site: Site) -> None:
+async def test_a_hook_that_fails_at_the_end_hinders_no_other(site: Site) -> None:
     seen: list[str] = []
     client = site.open(ExchangeHooks(on_end=(refuse, *recording(seen).on_end)))
     client.exchange.fail_request(REFUSED)

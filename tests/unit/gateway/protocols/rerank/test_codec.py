@@ -121,7 +121,7 @@ def test_what_is_wrong_is_refused_at_its_place(fields: dict[str, Any], param: st
     assert refusal(lambda: checked(**PLAIN | fields)) == ("invalid_request", param)
 
 
-def test_the_second_version_takes_texts_alone(param: str) -> None:
+def test_the_second_version_takes_texts_alone() -> None:
     error = error_of(lambda: checked(RERANK_V2, query="q", documents=["a", {"text": "b"}]))
     assert error.param == "documents[1]"
     assert "must be a string;" in error.message
