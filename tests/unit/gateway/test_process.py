@@ -46,6 +46,9 @@ async def test_the_output_is_read_to_its_end() -> None:
     assert await process.read_output() == data
     assert process.has_ended
     process.send_signal(signal.SIGKILL)  # does nothing
+
+
+async def test_a_program_that_is_missing_is_an_error() -> None:
     process = ChildProcess(("/nowhere/at-all",), {}, b"")
     with pytest.raises(FileNotFoundError):
         await process.read_output()

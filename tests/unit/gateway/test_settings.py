@@ -29,7 +29,7 @@ def test_only_loopback_serves_everybody_without_keys_unless_it_is_opened(host: s
     assert GatewaySettings(host=host, open=True).serves_everybody
 
 
-def test_lists_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_comma_separated_lists_with_something_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GatewaySettings(host=" gateway.egress, 127.0.0.1").hosts == ("gateway.egress", "127.0.0.1")
     with pytest.raises(ValidationError, match="names no address"):
         GatewaySettings(host=" ,")
@@ -37,6 +37,9 @@ def test_lists_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_ADMIN_HOST", "gateway.egress, 127.0.0.1")
     assert GatewaySettings().allowed_hosts == ("gateway", "llm.example")
     assert GatewaySettings().admin_host == ("gateway.egress", "127.0.0.1")
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOST", "PORT", "OPEN", "OPEN_ADMIN", "ADMIN_HOST"):
         monkeypatch.setenv(f"ROUNDHOUSE_{name}", "")
     assert (GatewaySettings().host, GatewaySettings().port) == ("127.0.0.1", 8080)
@@ -57,7 +60,7 @@ def test_who_administers_without_keys(settings: dict[str, Any], is_open: bool) -
     assert GatewaySettings(**settings).opens_admin is is_open
 
 
-def test_tls_needs_files_that_are_there_and_shows_in_urls(tmp_path: Path) -> None:
+def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> None:
     file = tmp_path / "x.pem"
     with pytest.raises(ValidationError, match="there is no file"):
         GatewaySettings(tls_cert=file)
@@ -65,6 +68,9 @@ def test_tls_needs_files_that_are_there_and_shows_in_urls(tmp_path: Path) -> Non
     assert GatewaySettings(tls_cert=file, tls_key=file).tls_key == file
     with pytest.raises(ValidationError, match="set both, or neither"):
         GatewaySettings(tls_key=file)
+
+
+def test_what_is_listened_on_as_urls(tmp_path: Path) -> None:
     assert GatewaySettings(host="127.0.0.1,::1", port=9000).urls == ("http://127.0.0.1:9000", "http://[::1]:9000")
     (tmp_path / "cert.pem").touch()
     assert GatewaySettings(tls_cert=tmp_path / "cert.pem").urls == ("https://127.0.0.1:8080",)
@@ -73,9 +79,12 @@ def test_tls_needs_files_that_are_there_and_shows_in_urls(tmp_path: Path) -> Non
 def test_controller_urls() -> None:
     for url in ("http://controller:8081", "unix:/run/controller.sock", "unix:state/controller.sock"):
         assert GatewaySettings(controller_url=url).controller_url == url
-    for url in ("controller:8081", "http://", "unix:", "ftp://x", ""):
-        with pytest.raises(ValidationError, match="unix:/path"):
-            GatewaySettings(controller_url=url)
+
+
+@pytest.mark.parametrize("url", ["controller:8081", "http://", "unix:", "ftp://x", ""])
+def test_wrong_controller_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="unix:/path"):
+        GatewaySettings(controller_url=url)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +102,13 @@ def test_where_it_asks(variables: dict[str, str], target: HealthTarget) -> None:
     assert find_target({f"ROUNDHOUSE_{name}": value for name, value in variables.items()}) == target
 
 
-def test_hosts_and_ports_of_the_health_check() -> None:
-    for port in ("many", "0", "-1", "65536", "²"):
-        with pytest.raises(ValueError, match=f"ROUNDHOUSE_PORT is {port}"):
-            find_target({"ROUNDHOUSE_PORT": port})
+@pytest.mark.parametrize("port", ["many", "0", "-1", "65536", "²"])
+def test_a_port_that_cannot_be_asked_at_is_named(port: str) -> None:
+    with pytest.raises(ValueError, match=f"ROUNDHOUSE_PORT is {port}"):
+        find_target({"ROUNDHOUSE_PORT": port})
+
+
+def test_hosts_that_name_nothing_are_refused_and_defaults_are_the_gateways() -> None:
     with pytest.raises(ValueError, match="names no address"):
         find_target({"ROUNDHOUSE_HOST": " , "})
     fields = GatewaySettings.model_fields

@@ -62,7 +62,7 @@ def test_an_engine_that_counts_right_is_never_overfull(data: st.DataObject, worl
 
 @settings(max_examples=campaign_count(25, 1_500))
 @given(st.data(), worlds(), st.sampled_from((0.0, 0.05, 0.3, 0.7, 1.0, 3.0, 50.0)))
-def test_everybody_comes_to_an_end(data: st.DataObject, world: TokenWorld, reported: float) -> None:
+def test_whatever_is_counted_everybody_comes_to_an_end(data: st.DataObject, world: TokenWorld, reported: float) -> None:
     world.reported = reported
     come_and_go(data, world, st.floats(0.05, 1.0), most=6)
     for request in world.requests:

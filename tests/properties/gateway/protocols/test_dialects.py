@@ -122,7 +122,7 @@ def test_cuts_change_nothing(dialect: Dialect, draw: st.DataObject, places: list
 @pytest.mark.parametrize("dialect", FAMILIES)
 @settings(max_examples=campaign_count(15, 600))
 @given(draw=st.data(), places=cuts)
-def test_a_stream_is_complete_if_it_can_be_gathered(dialect: Dialect, draw: st.DataObject, places: list[int]) -> None:
+def test_a_stream_is_complete_exactly_if_gathered(dialect: Dialect, draw: st.DataObject, places: list[int]) -> None:
     stream = draw.draw(streams(dialect))
     _, complete, usage, _ = passed(dialect, cut(stream, places))
     result, counted = gathered(dialect, cut(stream, places))

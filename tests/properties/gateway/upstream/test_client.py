@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -130,3 +131,8 @@ def test_cuts_change_nothing_of_a_valid_answer(answer: bytes, places: list[int])
 
     on("uvloop", scenario)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kind", ["delete", "duplicate", "flip", "insert"])
+def test_edits_change_answers(kind: str) -> None:
+    assert Edit(kind, 3, 2, b"xy").of(b"abcdefgh") != b"abcdefgh"

@@ -74,13 +74,17 @@ def test_the_slot_that_is_freed_goes_to_who_waits() -> None:
     inside, waiting = harness.come(), harness.come()
     assert who(harness.leave(inside)) == [(waiting, "a")]
     assert harness.come().state == "waiting"
-    # Of two the one that had the same beginning also for who waited.
+
+
+def test_who_waited_goes_to_the_replica_that_had_the_same_beginning() -> None:
     harness = harness_of("ab")
     assert [where(harness.come(prefix=[number])) for number in (1, 2)] == ["a", "b"]
     waiting = harness.come(prefix=[2])
     assert waiting.state == "waiting", "the one that it prefers is full, as the other one is"
     assert who(harness.table(route_of("m", ["a", "b"], target=2))) == [(waiting, "b")]
-    # A smaller table takes nothing away and admits nobody until there is room.
+
+
+def test_a_smaller_table_takes_nothing_away_and_admits_nobody_until_there_is_room() -> None:
     harness = harness_of("a", target=3)
     tickets = [harness.come() for _ in range(5)]
     assert harness.table(route_of("m", ["a"], target=1)) == []
@@ -97,7 +101,9 @@ def test_places_count_who_is_served_as_the_first() -> None:
     harness.leave(first[0])
     assert harness.come().place == QueuePlace(3, 3, 4000)
     assert harness.come("bob").place == QueuePlace(2, 4, 2000), "bob has had nothing yet"
-    # Service times of requests that were retried are no history.
+
+
+def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
     harness = harness_of("ab")
     ticket = harness.come()
     harness.admission.retry_ticket(ticket, harness.now, is_refused=True)
@@ -202,7 +208,9 @@ def test_a_loaded_model_without_a_replica_is_unreachable() -> None:
         harness.come()
     assert error.value.retry_after_s is None
     assert harness.leave(inside) == []
-    # Requests without a slot go where the least is inside.
+
+
+def test_requests_without_a_slot_go_where_the_least_is_inside() -> None:
     harness = harness_of("ab")
     route = harness.routes.models["m"]
     chosen = [harness.admission.choose_replica(route, harness.now).replica for _ in range(3)]
@@ -215,7 +223,7 @@ def test_a_loaded_model_without_a_replica_is_unreachable() -> None:
         harness.admission.choose_replica(harness.routes.models["m"], harness.now)
 
 
-def test_who_owes_goes_on_owing_while_somebody_is_inside_and_no_longer() -> None:
+def test_who_owes_goes_on_owing_while_somebody_is_inside() -> None:
     harness = harness_of("a", target=2)
     greedy, steady = harness.come("alice"), harness.come("bob")
     harness.now += 1_000
@@ -224,7 +232,9 @@ def test_who_owes_goes_on_owing_while_somebody_is_inside_and_no_longer() -> None
     waiting = {tenant: harness.come(tenant) for tenant in ("alice", "dave")}
     assert who(harness.leave(filler)) == [(waiting["dave"], "a")]
     assert who(harness.leave(steady)) == [(waiting["alice"], "a")]
-    # Nobody owes anything for what was served while nobody else came.
+
+
+def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> None:
     harness = harness_of("a")
     greedy = harness.come("alice")
     harness.now += 10_000
@@ -237,6 +247,17 @@ def test_who_owes_goes_on_owing_while_somebody_is_inside_and_no_longer() -> None
         [(inside, _)] = harness.leave(inside)
         order.append(inside.tenant)
     assert order == ["alice", "bob", "alice", "bob"]
+
+
+def test_a_storm_leaks_nothing() -> None:
+    admission = Admission(queue_limit=10_000)
+    harness = AdmissionHarness(admission)
+    harness.table(route_of("m", ["a", "b"], target=2))
+    tickets = [harness.come(f"t{number % 7}", rank=number % 3) for number in range(1000)]
+    assert admission.depths == {"m": 996}
+    for ticket in reversed(tickets):
+        harness.leave(ticket)
+    assert (admission.depths, admission.slots_in_use, repr(admission)) == ({}, {}, "Admission(m: a 0/2, b 0/2)")
 
 
 def test_a_grant_names_whose_ticket_it_is() -> None:
@@ -288,7 +309,9 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
     assert harness.admission.slots_in_use == {"b": 1}, "until it leaves"
     harness.leave(ticket)
     assert harness.admission.slots_in_use == {}
-    # One that left is forgotten when a retry leaves it.
+
+
+def test_a_replica_that_left_is_forgotten_when_a_retry_leaves_it() -> None:
     harness = harness_of("a")
     ticket = harness.come()
     harness.table(route_of("m", ["b"]))
@@ -320,7 +343,7 @@ def test_one_that_broke_is_not_tried_again_while_another_is_left_though_it_is_bu
     assert who(full.leave(other)) == [(ticket, "b")]
 
 
-def test_other_replicas() -> None:
+def test_another_replica_is_one_that_is_routed_and_not_left_out_though_it_is_full() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a"]), route_of("other", ["o"]))
     assert not harness.admission.has_other_replica("m", "a", harness.now)
@@ -330,7 +353,9 @@ def test_other_replicas() -> None:
     assert harness.admission.has_other_replica("m", "a", harness.now)
     _leave_out(harness, "b")
     assert not harness.admission.has_other_replica("m", "a", harness.now)
-    # A request without a slot is tried elsewhere and where it broke only if no other is left.
+
+
+def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_no_other_is_left() -> None:
     harness = harness_of("ab", target=2)
     route = harness.routes.models["m"]
     harness.come(), harness.come(), harness.come()
@@ -469,12 +494,14 @@ def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
     assert harness.leave(trial) == []
 
 
-def test_trials_that_end_without_an_answer_or_fail() -> None:
+def test_a_trial_that_ends_without_an_answer_makes_the_next_one_the_trial() -> None:
     harness = on_trial("a", target=3)
     trial, *waiting = [harness.come() for _ in range(3)]
     assert who(harness.leave(trial)) == [(waiting[0], "a")]
     assert waiting[1].state == "waiting"
-    # A trial that fails sends its request elsewhere.
+
+
+def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:
     harness = harness_of("ab", target=2)
     harness.come(), harness.come()
     _leave_out(harness, "a")
@@ -521,14 +548,18 @@ def test_a_request_takes_as_many_slots_as_it_has_choices() -> None:
     assert harness.leave(three) == [(two, two.replica.endpoint)]
     assert where(two) == "a"
     assert harness.admission.slots_in_use == {"a": 2, "b": 4}, "requests, however many slots they take"
-    # More than a replica has is all that it has.
+
+
+def test_more_slots_than_a_replica_has_are_all_that_it_has() -> None:
     harness = harness_of("a", target=2)
     large = harness.come(slots=4)
     assert (where(large), harness.come().state) == ("a", "waiting")
     harness.table(route_of("m", ["a"], target=4))
     assert len(harness.leave(large)) == 0, "it was let in by the table"
     assert harness.admission.slots_in_use == {"a": 1}
-    # Slots are what tenants pay for.
+
+
+def test_slots_are_what_tenants_pay_for() -> None:
     harness = harness_of("a", target=4, queue_limit=100)
     first = harness.come("alice", slots=4)
     queue = [harness.come(name, slots=slots) for _ in range(4) for name, slots in (("alice", 4), ("bob", 1))]
@@ -550,7 +581,9 @@ def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
         inside += [grant for grant, _ in harness.leave(inside.pop(0)) if grant is not large]
     assert overtaken == 8
     assert harness.admission.slots_in_use == {"a": 1}, "it is alone, because nobody went in once it was kept for it"
-    # Nothing is kept for a large request that left the queue.
+
+
+def test_nothing_is_kept_for_a_large_request_that_left_the_queue() -> None:
     harness = harness_of("a", target=4, queue_limit=100)
     inside = [harness.come() for _ in range(3)]
     large = harness.come("bob", slots=4)

@@ -32,12 +32,14 @@ def _serve(queue: FairQueue, count: int, *, cost: float = 1.0) -> list[str]:
     return served
 
 
-def test_tenants_take_turns_by_weight() -> None:
+def test_tenants_take_turns_however_many_of_one_wait() -> None:
     queue = FairQueue()
     _join(queue, "a", "a", "a", "a", "b", "b")
     assert "".join(_serve(queue, 6)) == "ababaa"
     assert queue.waiting_count == 0
-    # Weights are shares and the latest counts.
+
+
+def test_weights_are_shares_and_the_latest_counts() -> None:
     queue = FairQueue()
     for _ in range(8):
         queue.add_ticket(_ticket("a", weight=1.0))
@@ -67,13 +69,17 @@ def test_what_was_expected_is_corrected_by_what_it_took() -> None:
     queue.take_ticket(first, 1.0)
     queue.settle_slot_time(first, 3.0)
     assert (first.tenant, "".join(_serve(queue, 5))) == ("a", "bbbab")
-    # What was served without waiting counts.
+
+
+def test_what_was_served_without_waiting_counts() -> None:
     queue = FairQueue()
     for tenant in "aba":
         queue.charge_entry(_ticket(tenant), 1.0)
     _join(queue, *"abc")
     assert "".join(_serve(queue, 3)) == "bca"
-    # Corrections that cancel out leave the order as it was.
+
+
+def test_corrections_that_cancel_out_leave_the_order_as_it_was() -> None:
     queue = FairQueue()
     inside = [_ticket("a") for _ in range(2)]
     for ticket in inside:
@@ -101,7 +107,7 @@ def test_idling_or_asking_for_little_saves_nothing_up() -> None:
     assert _serve(queue, 20).count("b") in (10, 11)
 
 
-def test_who_owes() -> None:
+def test_a_tenant_that_leaves_and_comes_back_at_once_still_owes() -> None:
     queue = FairQueue()
     waiting = _join(queue, "b", "b", "b", "b")
     greedy = _ticket("a")
@@ -111,7 +117,9 @@ def test_who_owes() -> None:
     _join(queue, "a", "a")
     assert queue.next_ticket() is waiting[0]
     assert "".join(_serve(queue, 6)) == "bbbbaa"
-    # When nobody is left nobody owes anything.
+
+
+def test_when_nobody_is_left_nobody_owes_anything() -> None:
     queue = FairQueue()
     greedy = _ticket("a")
     queue.charge_entry(greedy, 1.0)
@@ -132,7 +140,9 @@ def test_idle_tenants_are_forgotten_unless_they_owe() -> None:
         queue.settle_slot_time(ticket, 0.0)
     assert len(queue._accounts) <= 200
     assert "debtor" in queue._accounts
-    # The heap is bounded while one stays at the head.
+
+
+def test_the_heap_is_bounded_while_one_stays_at_the_head() -> None:
     queue = FairQueue()
     head = _join(queue, "head")[0]
     for _ in range(10_000):
@@ -140,7 +150,9 @@ def test_idle_tenants_are_forgotten_unless_they_owe() -> None:
         queue.drop_ticket(ticket)
     assert len(queue._heap) <= 100
     assert list(queue.queue_order(1.0)) == [head]
-    # The place of a newcomer is where the order has it.
+
+
+def test_the_place_of_a_newcomer_is_where_the_order_has_it() -> None:
     queue = FairQueue()
     _join(queue, *"aaabbc")
     for tenant, rank in (("a", 0), ("b", 1), ("c", 2), ("d", 1)):
@@ -192,7 +204,7 @@ def test_nothing_is_expected_before_an_answer_with_tokens_and_of_a_longer_prompt
         (None, True, None),
     ],
 )
-def test_time_of_an_answer(most_tokens: int | None, runs_to_bound: bool, expected_s: float | None) -> None:
+def test_an_answer_takes_as_others_did(most_tokens: int | None, runs_to_bound: bool, expected_s: float | None) -> None:
     told = pace((10, 50, 0.5)).expected_s(10, most_tokens, runs_to_bound=runs_to_bound)
     assert told == (None if expected_s is None else pytest.approx(expected_s))
 

@@ -84,7 +84,9 @@ def test_who_takes_several_slots_names_none_and_nobody_does_meanwhile() -> None:
     gateway.leave(several)
     gateway.leave(ticket)
     assert gateway.come(session=claim_of("a")).engine_slot == 2
-    # A request that was inside before the first session has an unknown slot.
+
+
+def test_a_request_that_was_inside_before_the_first_session_has_an_unknown_slot() -> None:
     gateway = harness("m-0")
     earlier, ticket = gateway.come(), gateway.come(session=claim_of("a"))
     assert ticket.engine_slot is None
@@ -92,7 +94,9 @@ def test_who_takes_several_slots_names_none_and_nobody_does_meanwhile() -> None:
     gateway.leave(ticket)
     again = gateway.come(session=claim_of("a"))
     assert (again.engine_slot, present(again.session).decision) == (1, "rebuilt"), "it may be in any slot"
-    # A slot is named by everybody in a replica with sessions and nobody else.
+
+
+def test_a_slot_is_named_by_everybody_in_a_replica_with_sessions_and_nobody_else() -> None:
     assert harness("m-0").come().engine_slot is None
     gateway = harness("m-0")
     first = gateway.come(session=claim_of("a"))
@@ -103,7 +107,7 @@ def test_who_takes_several_slots_names_none_and_nobody_does_meanwhile() -> None:
     gateway.leave(stranger)
 
 
-def test_which_sessions_lose_their_slots() -> None:
+def test_one_session_too_many_drops_the_one_used_longest_ago() -> None:
     gateway = harness("m-0", target=5)
     for name in "abcde":
         assert turn(gateway, name, "x") == ("m-0", "new")
@@ -114,7 +118,9 @@ def test_which_sessions_lose_their_slots() -> None:
     for name in "abc":
         turn(gateway, name, "x")
     assert [turn(gateway, name, "x", "y")[1] for name in "cba"] == ["reused", "reused", "new"]
-    # A stranger takes the slot of the session that paused for longest only if it must.
+
+
+def test_a_stranger_takes_the_slot_of_the_session_that_paused_for_longest_only_if_it_must() -> None:
     gateway = harness("m-0", target=3)
     for name in "ab":
         turn(gateway, name, "x")
@@ -127,7 +133,7 @@ def test_which_sessions_lose_their_slots() -> None:
     assert all(ticket.state == "inside" for ticket in inside)
 
 
-def test_sessions_of_replicas_that_go() -> None:
+def test_sessions_of_a_replica_that_goes_are_rebuilt_elsewhere() -> None:
     gateway = harness()
     (name,) = at_home_in("m-1")
     assert turn(gateway, name, "x") == ("m-1", "new")
@@ -136,7 +142,9 @@ def test_sessions_of_replicas_that_go() -> None:
     assert turn(gateway, name, "x", "y", "z") == ("m-0", "reused")
     gateway.table(route_with_sessions(["m-0", "m-1"]))
     assert turn(gateway, name, "x", "y", "z") == ("m-0", "reused"), "a new replica takes no cache away"
-    # A replica that is left out is nobody's home.
+
+
+def test_a_replica_that_is_left_out_is_nobodys_home() -> None:
     gateway = harness()
     (name,) = at_home_in("m-1")
     turn(gateway, name, "x")
@@ -146,13 +154,15 @@ def test_sessions_of_replicas_that_go() -> None:
     gateway.now += 60
     gateway.admission.record_answer("m-1", gateway.now)
     assert turn(gateway, name, "x", "y", "z") == ("m-1", "reused"), "it has the beginning still"
-    # An unload drops sessions and a crash does not.
+
+
+def test_an_unload_drops_sessions_and_a_crash_does_not() -> None:
     for state, decision in ((ModelState.UNLOADED, "new"), (ModelState.FAILED, "rebuilt")):
         gateway = harness("m-0")
         turn(gateway, "a", "x")
         gateway.table(route_with_sessions((), state=state))
         gateway.table(route_with_sessions(["m-0"]))
-        assert turn(gateway, "a", "x", "y") == ("m-0", decision)
+        assert turn(gateway, "a", "x", "y") == ("m-0", decision), state
 
 
 def test_a_session_stays_where_its_last_turn_took_it() -> None:
@@ -190,7 +200,9 @@ def test_a_turn_waits_for_its_full_home_as_long_as_that_costs_less() -> None:
     assert ticket.state == "waiting", "20 s to compute again, and 8 s to wait at most"
     assert who(gateway.leave(inside[0])) == [(ticket, "m-1")]
     assert present(ticket.session).decision == "reused"
-    # A turn that has waited as long as computing takes goes elsewhere.
+
+
+def test_a_turn_that_has_waited_as_long_as_computing_takes_goes_elsewhere() -> None:
     gateway = harness(session_binding=None)
     busy_home(gateway)
     ticket = gateway.come(session=claim_of(AT_HOME, ("x", "y")))
@@ -232,7 +244,9 @@ def test_sessions_keep_the_last_slots_and_strangers_take_turns_in_the_others() -
     assert session(slots, b"b", None, 1.0) == (2, None)
     assert [stranger(slots, 2.0 + number) for number in range(5)] == [0, 1, 0, 1, 0]
     assert session(slots, b"a", 3, 9.0) == (3, None)
-    # A stranger returns to the slot that had its beginning.
+
+
+def test_a_stranger_returns_to_the_slot_that_had_its_beginning() -> None:
     slots = EngineSlots(4, 0)
     session(slots, b"a", None, 0.0)
     prefixes = [(11, 10), (21, 20), (31, 30), (12, 11, 10), (22, 21, 20)]
@@ -246,7 +260,9 @@ def test_the_slot_of_the_session_that_has_paused_for_longest_goes_first() -> Non
     assert session(slots, b"c", None, 2.0) == (1, b"a")
     assert slots.place_stranger((), 3.0) == (0, b"b")
     assert session(slots, b"d", None, 4.0) == (1, b"c")
-    # A session is protected from strangers for a while.
+
+
+def test_a_session_is_protected_from_strangers_for_a_while() -> None:
     slots = EngineSlots(2, 0)
     session(slots, b"a", None, 0.0)
     assert [stranger(slots, at) for at in (1.0, PROTECTED_S - 1)] == [0, 0]
@@ -263,12 +279,16 @@ def test_a_turn_whose_slot_is_busy_gets_another() -> None:
     assert slots.place_session(b"a", None, 0.0) == (1, None)
     assert slots.place_session(b"a", 1, 1.0) == (0, None)
     assert slots.place_session(b"a", 0, 2.0) is slots.place_stranger((), 2.0) is None
-    # Nothing is placed while requests are inside whose slots are not known.
+
+
+def test_nothing_is_placed_while_requests_are_inside_whose_slots_are_not_known() -> None:
     slots = EngineSlots(2, 1)
     assert slots.place_session(b"a", None, 0.0) is slots.place_stranger((), 0.0) is None
     slots.unplaced_count -= 1
     assert slots.place_stranger((), 0.0) == (0, None)
-    # One that was given up is a stranger's.
+
+
+def test_a_slot_that_was_given_up_is_a_strangers() -> None:
     slots = EngineSlots(1, 0)
     session(slots, b"a", None, 0.0)
     slots.give_up(0)
@@ -313,7 +333,7 @@ SLOTS, MEAN_S, TOKEN_S = 4, 8.0, 0.001
         (2, 3, 0, 0, 0.0, False),
     ],
 )
-def test_when_a_turn_leaves_home(
+def test_a_turn_leaves_home_when_waiting_costs_more_than_computing_again(
     taken: int, other_taken: int, tokens: int, other_tokens: int, waited_s: float, leaves: bool
 ) -> None:
     home = ReplicaLoad(taken, taken < SLOTS, tokens)

@@ -45,7 +45,7 @@ def test_parts_tools_and_roles_count() -> None:
     assert [prefix_keys(body)[0] for body in bodies] == keys
 
 
-def test_what_comes_first() -> None:
+def test_a_key_of_the_clients_own_comes_first() -> None:
     plain = prefix_keys(_said("hello"))
     keyed = prefix_keys(_said("hello") | {"prompt_cache_key": "agent-7"})
     other = prefix_keys({"input": "good-bye", "prompt_cache_key": "agent-7"})
@@ -54,7 +54,9 @@ def test_what_comes_first() -> None:
     assert prefix_keys({"prompt_cache_key": "agent-8"}) != other
     for nothing in ("", None, 7, ["a"]):
         assert prefix_keys(_said("hello") | {"prompt_cache_key": nothing}) == plain
-    # Anthropic's system is a part of every beginning.
+
+
+def test_anthropics_system_is_a_part_of_every_beginning() -> None:
     plain = prefix_keys(_said("hello"))
     first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
     assert len(first) == len(second) == 1
@@ -119,7 +121,9 @@ def test_system_prompts_have_no_keys() -> None:
     assert len(keys) == 3
     assert keys[2:] == prefix_keys({"messages": [SYSTEM, said]})
     assert keys[2:] != prefix_keys({"messages": [said]}), "what it is a beginning of"
-    # A long system prompt leaves the most keys to what follows.
+
+
+def test_a_long_system_prompt_leaves_the_most_keys_to_what_follows() -> None:
     many = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
     assert len(prefix_keys({"messages": [SYSTEM, *many]})) == MOST_KEYS - 1
     assert prefix_keys({"messages": [*[SYSTEM] * MOST_KEYS, *many]}) == []
@@ -131,7 +135,7 @@ def test_system_prompts_have_no_keys() -> None:
     st.lists(st.text(max_size=5), min_size=1, max_size=5),
     st.lists(st.text(max_size=5), min_size=1, max_size=5),
 )
-def test_conversations_share_keys(system: list[dict[str, Any]], first: list[str], second: list[str]) -> None:
+def test_equal_messages_have_equal_keys(system: list[dict[str, Any]], first: list[str], second: list[str]) -> None:
     keys = [prefix_keys({"messages": [*system, *_said(*texts)["messages"]]})[::-1] for texts in (first, second)]
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:

@@ -87,7 +87,7 @@ def test_an_overrun_raises_estimates_once_and_what_goes_well_lowers_them() -> No
     assert estimator.estimate_prompt(demand(1000)) == before
 
 
-def test_a_limit_is_reserved_where_it_is_one_and_nine_of_ten_answers_took_no_more() -> None:
+def test_nine_of_ten_answers_that_ended_by_themselves_took_no_more() -> None:
     estimator = TokenEstimator()
     for tokens in range(1, 101):
         estimator.record_usage(demand(max_tokens=1000), 100, tokens)
@@ -162,7 +162,7 @@ def test_what_fits_goes_in_and_what_is_too_large_goes_in_alone() -> None:
     assert repr(pool) == f"0 of 0/{USABLE} tokens"
 
 
-def test_answers_with_a_limit_and_without() -> None:
+def test_an_answer_with_a_limit_is_never_asked_about() -> None:
     pool = TokenPool(CAPACITY)
     bounded, unbounded, unseen = ticket_of(100, answer=400), ticket_of(100), ticket_of(100)
     for ticket in (bounded, unbounded, unseen):
@@ -172,7 +172,9 @@ def test_answers_with_a_limit_and_without() -> None:
     assert pool.begin_answer(unseen, is_counted=False) == NEVER
     assert pool.granted == 500 + 164 + 400
     assert pool.reserved == 500 + 400 + 400
-    # An answer that is longer than expected gets more while there is room.
+
+
+def test_an_answer_that_is_longer_than_expected_gets_more_while_there_is_room() -> None:
     pool = TokenPool(CAPACITY)
     ticket, other = ticket_of(100), ticket_of(100)
     enter(pool, ticket, other)
@@ -197,7 +199,7 @@ def test_the_youngest_that_can_be_sent_again_leaves_first_then_the_youngest_stre
     assert extend(pool, streams[0], 6000) == [], "alone: the engine's own limit holds"
 
 
-def test_it_may_be_the_one_that_asks() -> None:
+def test_who_asks_for_more_may_be_the_one_that_leaves() -> None:
     pool = TokenPool(CAPACITY)
     old, young = ticket_of(100), ticket_of(100)
     enter(pool, old, young)
@@ -206,21 +208,28 @@ def test_it_may_be_the_one_that_asks() -> None:
     limited, endless = ticket_of(100, answer=2000), ticket_of(100)
     enter(bounded, endless, limited)
     assert extend(bounded, endless, 1800) == [endless], "one within its limit does not end for another"
+
+
+def test_who_was_preempted_often_is_not_chosen_again() -> None:
     often = TokenPool(CAPACITY)
     stream, patient = ticket_of(100), ticket_of(900, preemptions=MOST_PREEMPTIONS)
     enter(often, patient, stream)
-    assert extend(often, stream, 2900, [patient]) == [stream], "who was preempted often is not chosen again"
+    assert extend(often, stream, 2900, [patient]) == [stream]
 
 
-def test_as_many_leave_as_it_takes_and_nobody_where_the_engine_makes_room_by_itself() -> None:
+def test_as_many_leave_as_it_takes() -> None:
     pool = TokenPool(CAPACITY)
     first, *others = [ticket_of(900) for _ in range(4)]
     enter(pool, first, *others)
     assert extend(pool, first, 1700, others) == [others[2], others[1]]
+
+
+def test_nobody_leaves_an_engine_that_makes_room_by_itself() -> None:
     pool = TokenPool(CAPACITY, makes_room=True)
-    enter(pool, first, others[0])
-    assert extend(pool, first, 5000, [others[0]]) == []
-    assert not pool.has_room(claim_of(first))
+    one, other = ticket_of(900), ticket_of(900)
+    enter(pool, one, other)
+    assert extend(pool, one, 5000, [other]) == []
+    assert not pool.has_room(claim_of(one))
 
 
 def test_a_preempted_request_claims_twice_as_much_and_then_everything() -> None:

@@ -45,7 +45,7 @@ def schema_of(merged: dict[str, Any], path: str) -> Any:
 OWN = document({"/v1/models": answer(ref("Error"))}, {"Error": {"type": "object"}}, tags=[{"name": "models"}])
 
 
-def test_only_admin_paths_come_over_and_neither_document_is_changed() -> None:
+def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
     controller = document(
         {
             "/v1/admin/models": answer(ref("List")),
@@ -58,29 +58,37 @@ def test_only_admin_paths_come_over_and_neither_document_is_changed() -> None:
     merged = merge_documents(OWN, controller)
     assert set(merged["paths"]) == {"/v1/models", "/v1/admin/models"}
     assert set(schemas_of(merged)) == {"Error", "List", "Row"}
-    # Only tags in use come over.
+
+
+def test_only_tags_in_use_come_over() -> None:
     controller = document(
         {"/v1/admin/x": answer({}, tags=["admin", "models"]), "/internal/y": answer({}, tags=["internal"])},
         tags=[{"name": "internal"}, {"name": "admin", "description": "d"}, {"name": "models", "description": "other"}],
     )
     assert merge_documents(OWN, controller)["tags"] == [{"name": "models"}, {"name": "admin", "description": "d"}]
-    # Neither document is changed.
+
+
+def test_neither_document_is_changed() -> None:
     controller = document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}})
     before = copy.deepcopy((OWN, controller))
     merge_documents(OWN, controller)
     assert (OWN, controller) == before
 
 
-def test_a_component_of_the_same_name_is_there_once_if_it_is_the_same() -> None:
+def test_the_same_component_is_there_once() -> None:
     merged = merge_documents(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "object"}}))
     assert set(schemas_of(merged)) == {"Error"}
     assert schema_of(merged, "/v1/admin/models") == ref("Error")
-    # Another component of the same name gets another name.
+
+
+def test_another_component_of_the_same_name_gets_another_name() -> None:
     merged = merge_documents(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}}))
     assert schemas_of(merged) == {"Error": {"type": "object"}, "ControllerError": {"type": "string"}}
     assert schema_of(merged, "/v1/admin/models") == ref("ControllerError")
     assert schema_of(merged, "/v1/models") == ref("Error")
-    # A new name is free.
+
+
+def test_a_new_name_is_free() -> None:
     controller = document(
         {"/v1/admin/models": answer({"anyOf": [ref("Error"), ref("ControllerError")]})},
         {"Error": {"type": "string"}, "ControllerError": {"type": "number"}},
@@ -99,14 +107,18 @@ def test_what_refers_to_something_else_is_not_the_same() -> None:
     assert schemas["ControllerEnvelope"] == {"properties": {"error": ref("ControllerBody")}}
     assert schemas["ControllerBody"] == {"type": "string"}
     assert schemas["Outer"] == same["Outer"]
-    # Components that refer to each other.
+
+
+def test_components_that_refer_to_each_other_come_over() -> None:
     loop = {"A": {"items": ref("B")}, "B": {"items": ref("A")}}
     assert set(schemas_of(merge_documents(OWN, document({"/v1/admin/x": answer(ref("A"))}, loop)))) == {
         "Error",
         "A",
         "B",
     }
-    # A discriminator's mapping is renamed too.
+
+
+def test_a_discriminators_mapping_is_renamed_too() -> None:
     union = {"oneOf": [ref("Error")], "discriminator": {"propertyName": "k", "mapping": {"e": ref("Error")["$ref"]}}}
     merged = merge_documents(OWN, document({"/v1/admin/x": answer(union)}, {"Error": {"type": "string"}}))
     assert schema_of(merged, "/v1/admin/x")["discriminator"]["mapping"] == {"e": ref("ControllerError")["$ref"]}
@@ -186,7 +198,9 @@ def test_each_error_status_of_an_inference_route_lists_its_codes() -> None:
             described = operation["responses"][str(ERROR_CODES[code].status)]["description"]
             assert f"`{code}`: {ERROR_CODES[code].meaning}" in described
             assert f"`{code}`" in operation["description"]
-    # Errors are grouped by status.
+
+
+def test_errors_are_grouped_by_status() -> None:
     both = error_responses("model_loading", "unknown_model", "controller_unavailable")
     assert list(both) == [404, 503]
     assert both[503]["description"].count("\n") == 1

@@ -52,13 +52,16 @@ def test_what_is_no_table_is_ignored(text: str) -> None:
     assert read_message(text) is None
 
 
-def test_how_often_links_are_tried_and_what_is_wrong_with_a_table(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_wrong_with_a_table_is_told_without_what_it_holds(caplog: pytest.LogCaptureFixture) -> None:
     endpoint = {"replica": "m-0", "base_url": 7, "token": ["engine-secret"]}
     models = [route("m").model_dump(mode="json") | {"endpoints": [endpoint] * 20}]
     assert read_message(json.dumps(json.loads(table(1, 1).model_dump_json()) | {"models": models})) is None
     assert "models.0.endpoints.0.base_url: " in caplog.text
     assert "; and 35 more" in caplog.text
     assert "engine-secret" not in caplog.text
+
+
+def test_retries_start_soon_and_never_wait_long() -> None:
     delays = [retry_delay(attempt, 0.999) for attempt in range(50)]
     assert delays == sorted(delays)
     assert 0.05 <= retry_delay(0, 0.0) <= retry_delay(0, 0.999) <= 0.1

@@ -63,28 +63,36 @@ def test_three_failures_in_a_row_or_a_refused_connection_are_a_failed_remote(bad
     assert verdicts(WELL, REFUSED, REFUSED, WELL) == [True, False, False, True]
 
 
-def test_an_error_is_told_once_it_is_decided() -> None:
+def test_an_error_is_told_once_it_is_decided_and_is_the_last_one() -> None:
     assert after(WELL, DOWN, DOWN).error is None
     assert after(WELL, DOWN, DOWN, DOWN).error == DOWN.message
     failed = after(WELL, DOWN, DOWN, DOWN, REFUSED_KEY)
     assert (failed.error, failed.is_key_refused) == (REFUSED_KEY.message, True)
     assert after(*[DOWN] * FAILURES, WELL).error is None
+
+
+def test_429_ends_an_outage_and_says_nothing_of_a_refused_key() -> None:
     assert after(REFUSED, LIMITED).is_well
     limited = after(*[REFUSED_KEY] * FAILURES, LIMITED)
     assert (limited.is_well, limited.is_key_refused, limited.error) == (False, True, REFUSED_KEY.message)
     assert after(*[REFUSED_KEY] * FAILURES, LIMITED, WELL).is_well
+
+
+def test_a_remote_that_answers_every_third_probe_with_429_stays_well() -> None:
     assert verdicts(*(WELL, WELL, LIMITED) * 4) == [True] * 12
     assert verdicts(LIMITED, LIMITED, LIMITED, LIMITED) == [True] * 4
 
 
-def test_how_often_remotes_are_probed() -> None:
+def test_what_is_well_is_probed_ever_more_rarely_up_to_once_a_minute() -> None:
     gaps = [after(*[WELL] * count).gap_s for count in range(1, 9)]
     assert gaps == [2, 4, 8, 16, 32, 60, 60, 60]
     probes, health = 0, RemoteHealth()
     while health.next_probe_at < DAY_S:
         health, probes = after(WELL, health=health), probes + 1
     assert probes < 1450, "43,200 a day at two seconds"
-    # What fails is asked at once again and then more rarely.
+
+
+def test_what_fails_is_probed_at_once_again_and_then_more_rarely() -> None:
     health = after(*[WELL] * 8)
     gaps = []
     for _ in range(8):
@@ -102,12 +110,15 @@ def test_a_limited_remote_is_probed_when_it_says(retry_after_s: float | None, ga
     assert after(WELL, WELL, ProbeOutcome(ProbeVerdict.LIMITED, "answers HTTP 429", retry_after_s)).gap_s == gap_s
 
 
-def test_an_interval_longer_than_a_minute_holds_and_a_limited_request_says_nothing_of_health() -> None:
+def test_an_interval_longer_than_a_minute_holds() -> None:
     health = apply_probe(RemoteHealth(), WELL, 0.0, 300.0)
     for _ in range(3):
         health = apply_probe(health, WELL, health.next_probe_at, 300.0)
         assert health.gap_s == 300
     assert apply_answer(health, 200, health.probed_at, 300.0).next_probe_at == health.probed_at + 300
+
+
+def test_a_request_that_is_limited_says_nothing_of_health() -> None:
     health = after(WELL, DOWN)
     assert apply_answer(health, 429, 3.0, INTERVAL_S) is health
 

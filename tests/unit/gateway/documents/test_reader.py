@@ -37,10 +37,12 @@ async def refused(reader: DocumentReader, data: bytes | str) -> str:
     return caught.value.message
 
 
-async def test_pages_are_told_in_order_and_a_process_that_does_not_start_gives_its_place_back() -> None:
+async def test_pages_are_told_in_order() -> None:
     texts = await DocumentReader().read_texts([part(make_pdf("One.", "", "Two.")), part(make_pdf("Three."))])
     assert texts == ["One.\n\nTwo.", "Three."]
-    # A process that does not start gives its place back.
+
+
+async def test_a_process_that_does_not_start_gives_its_place_back() -> None:
     reader = DocumentReader(("/nowhere/at-all",))
     for _ in range(AT_ONCE + 1):
         with pytest.raises(FileNotFoundError):
@@ -61,7 +63,7 @@ async def test_what_cannot_be_read(data: bytes | str, reason: str) -> None:
     assert reason in await refused(DocumentReader(), data)
 
 
-def test_encrypted_files_and_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_a_password_or_too_much_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extract_text.extract_text(make_encrypted_pdf("")) == "secret"
     with pytest.raises(UnreadableFileError, match="encrypted"):
         extract_text.extract_text(make_encrypted_pdf("x"))

@@ -89,7 +89,9 @@ def test_heartbeats_are_of_the_family(client: FakeConnection) -> None:
     assert client.status == 200
     assert b"event: error\n" in client.body
     assert b"[DONE]" not in client.body
-    # An old client gets no chunks and its connection ends the answer.
+
+
+def test_an_old_client_gets_no_chunks_and_its_connection_ends_the_answer(client: FakeConnection) -> None:
     client = FakeConnection()
     answer = ClientResponse(call_on(client, keep_alive=False, chunked=False), CHAT, "req-1", lambda: 7.0)
     answer.send_events(b"data: 1\n\n")
@@ -115,18 +117,21 @@ def test_a_flowing_answer_that_fails_stays_unfinished(client: FakeConnection, an
     assert answer.broken_off_code == "engine_disconnected"
 
 
-def test_what_is_no_stream_cannot_flow_into_one(client: FakeConnection, answer: ClientResponse) -> None:
+def test_what_is_no_stream_cannot_flow_into_one(answer: ClientResponse) -> None:
     answer.send_heartbeat(7.0)
     first_bytes = [answer.first_byte_at]
     with pytest.raises(RoundhouseError, match="something else"):
         answer.send_part(200, JSON_LINE, b"part")
     answer.send_events(b"data: 1\n\n")
     assert [*first_bytes, answer.first_byte_at] == [None, 7.0], "it is an event's and not a heartbeat's"
+
+
+def test_after_the_end_a_failure_says_nothing() -> None:
     ended = FakeConnection()
     whole = ClientResponse(call_on(ended), CHAT, "req-1", lambda: 7.0)
     whole.send_whole(200, JSON_LINE, b"{}")
     whole.send_error(ERROR)
-    assert ended.body == b"{}", "after the end a failure says nothing"
+    assert ended.body == b"{}"
 
 
 M = route("m")

@@ -215,7 +215,10 @@ async def test_each_attempt_is_prepared_anew(site: Site) -> None:
     site.engine_call.listener.engine_failed(EngineRefusedError("refused"))
     assert [call.replica for call in site.engines.calls] == ["m-0", "m-1"]
     assert seen == [*BEFORE_THE_ENGINE, "before_send in SENT", "shape_answer in SENT"]
-    seen.clear()  # a hook that fails at the end hinders no other
+
+
+async def test_a_hook_that_fails_at_the_end_hinders_no_other(site: Site) -> None:
+    seen: list[str] = []
     client = site.open(ExchangeHooks(on_end=(refuse, *recording(seen).on_end)))
     client.exchange.fail_request(REFUSED)
     assert seen == ["on_end in ENDED"]
@@ -267,7 +270,7 @@ def new_future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-async def test_pauses_of_preparation(site: Site) -> None:
+async def test_each_pause_of_the_preparation_is_waited_for_in_turn(site: Site) -> None:
     first, second, seen = new_future(), new_future(), list[Any]()
     hooks = ExchangeHooks(on_request=(pause_on(first, seen.append), pause_on(second, seen.append)))
     client = site.open(hooks)

@@ -80,7 +80,7 @@ def test_who_may_do_what_where(
         *(("", "admin_not_here"), ("/run/gateway.sock", "admin_not_here"), (None, "admin_not_here")),
     ],
 )
-def test_where_admin_requests_arrive(who: Caller, local_address: str | None, answer: str) -> None:
+def test_admin_requests_are_taken_at_meant_addresses_only(who: Caller, local_address: str | None, answer: str) -> None:
     assert verdict(MEANT, who, "admin", local_address) == answer
     assert verdict(OPEN, who, "admin", local_address) == "accepted"
 

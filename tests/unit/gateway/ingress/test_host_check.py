@@ -35,7 +35,7 @@ OPEN = HostCheck(["0.0.0.0"], [], is_open=True)
         *((host, "forbidden_host") for host in ("localhost@evil.example", "[::1]x", None)),
     ],
 )
-def test_names_of_this_machine_and_foreign_ones(host: str | None, answer: str) -> None:
+def test_names_of_this_machine_are_accepted_and_foreign_ones_refused(host: str | None, answer: str) -> None:
     assert [verdict(LOOPBACK, host), verdict(LOOPBACK, host)] == [answer, answer]
 
 

@@ -90,7 +90,7 @@ ROUTE = "/v1/chat/completions"
         ("engine_connections", {"state": "busy"}, 2),
     ],
 )
-def test_what_is_counted(name: str, labels: dict[str, str], value: float) -> None:
+def test_each_metric_tells_what_was_counted_or_how_it_stands(name: str, labels: dict[str, str], value: float) -> None:
     assert sample(everything(), name, **labels) == value
     assert sample(Metrics(), name, **labels) in (None, 0), "two gateways in one process do not share"
 
@@ -311,7 +311,9 @@ def test_each_sample_says_whose_it_is() -> None:
         assert ("roundhouse_engine_scrape_seconds", labels, 0.25) in found
     text = merge_pages([page(LLAMA, "m", "m-0"), page(LLAMA, "n", "n-0")])
     assert text.count("# TYPE llamacpp:requests_processing gauge") == 1
-    # An engine that could not be read costs its own part.
+
+
+def test_an_engine_that_could_not_be_read_costs_its_own_part() -> None:
     by_name = families(page(LLAMA, "m", "m-0"), page(None, "n", "n-0"))
     up = {each.labels["replica"]: each.value for each in by_name["roundhouse_engine_up"].samples}
     assert up == {"m-0": 1, "n-0": 0}

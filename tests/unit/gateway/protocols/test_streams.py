@@ -111,13 +111,17 @@ def test_engines_errors_get_the_familys_form_and_are_the_end() -> None:
     assert done + b"\n\n" == DONE
     assert events.is_complete
     assert events.fail_stream(LOST, "r") == DONE
-    # Native errors are the end.
+
+
+def test_native_errors_are_the_end() -> None:
     for error in (data(error=LLAMA_ERROR), b"error: " + json.dumps(LLAMA_ERROR).encode() + b"\n\n"):
         events = stream_of(NATIVE)
         out = passed(events, PARTS[NATIVE], error)
         assert told(out.removeprefix(PARTS[NATIVE]))["error"]["code"] == "engine_error"
         assert events.is_complete
-    # llama-server's errors of messages become the family's.
+
+
+def test_llama_servers_errors_of_messages_become_the_familys() -> None:
     events = stream_of(MESSAGES)
     raw = b"event: error\ndata: " + json.dumps(LLAMA_ERROR).encode() + b"\n\n"
     out = passed(events, PARTS[MESSAGES], raw).removeprefix(PARTS[MESSAGES])
@@ -125,7 +129,9 @@ def test_engines_errors_get_the_familys_form_and_are_the_end() -> None:
     assert told(out)["type"] == "error"
     assert told(out)["error"].items() >= {"type": "api_error", "message": "Compute error"}.items()
     assert events.is_complete
-    # Failures of ours.
+
+
+def test_failures_of_ours_have_the_familys_form() -> None:
     for dialect in (CHAT, COMPLETIONS):
         out = stream_of(dialect).fail_stream(LOST, "r")
         assert told(out) == LOST.build_envelope("r").model_dump()
@@ -150,7 +156,7 @@ def test_the_usage_event_is_taken_out_unless_the_client_asked() -> None:
     assert events.usage == Usage(7, 3)
 
 
-def test_usage_in_streams() -> None:
+def test_usage_of_several_choices_is_added_and_that_which_grows_is_told_last() -> None:
     last = data(choices=[], usage=USAGE)
     events = stream_of(CHAT, n=2)
     passed(events, last, last, DONE)
@@ -166,7 +172,9 @@ def test_usage_in_streams() -> None:
     assert events.usage == Usage(7, 3)
     passed(events, last, DONE)
     assert events.usage == Usage(7, 3)
-    # Usage of the other families.
+
+
+def test_usage_of_messages_is_told_at_the_beginning_and_at_the_end() -> None:
     events = stream_of(MESSAGES)
     start = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 0}}
     events.feed_data(typed("message_start", message=start))
@@ -218,7 +226,7 @@ def test_usage_of_blocking_answers(dialect: Dialect, body: Any, usage: Usage | N
         ({"prompt": ["a", "b c"], "n": 2}, (9,), 9),  # of a long answer's first part
     ],
 )
-def test_usage_of_native_answers(fields: dict[str, Any], evaluated: tuple[int, ...], prompt_tokens: int) -> None:
+def test_a_native_prompt_counts_once(fields: dict[str, Any], evaluated: tuple[int, ...], prompt_tokens: int) -> None:
     answers = [{"tokens_predicted": 3, "tokens_evaluated": tokens} for tokens in evaluated]
     usage = NATIVE.find_usage(json.dumps(answers).encode(), request_of(**fields))
     assert usage == Usage(prompt_tokens, 3 * len(evaluated))
@@ -293,7 +301,7 @@ def test_a_chat_with_everything() -> None:
     }
 
 
-def test_calls_of_one_number_and_usage_of_several_choices() -> None:
+def test_calls_of_one_number_are_as_many_as_they_have_ids() -> None:
     calls = [
         {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}},
         {"index": 0, "id": "a", "function": {"arguments": "}"}},
@@ -303,6 +311,9 @@ def test_calls_of_one_number_and_usage_of_several_choices() -> None:
     result = present(made(CHAT, *(delta(tool_calls=[call]) for call in calls), delta(finish="tool_calls"), DONE))
     told = [(call["id"], call["function"]) for call in result[1]["choices"][0]["message"]["tool_calls"]]
     assert told == [("a", {"name": "f", "arguments": "{}"}), ("b", {"name": "g", "arguments": "[]"})]
+
+
+def test_the_usage_of_a_blocking_chat_is_the_first_choices() -> None:
     gathering = present(gathering_of(CHAT, n=2))
     for index, count in ((1, 5), (0, 3)):
         gathering.feed_data(delta(index, "stop"))
@@ -312,6 +323,8 @@ def test_calls_of_one_number_and_usage_of_several_choices() -> None:
     assert json.loads(result[1])["usage"]["completion_tokens"] == 3
     assert gathering.usage == Usage(9, 8)
 
+
+def test_probabilities_of_completions_are_joined() -> None:
     def piece(text: str, **logprobs: Any) -> bytes:
         return data(choices=[{"index": 0, "text": text, "logprobs": logprobs or None, "finish_reason": None}])
 
@@ -372,13 +385,16 @@ def test_a_message_with_everything() -> None:
     }
 
 
-def test_a_message_in_odd_forms() -> None:
+def test_a_message_whose_start_was_left_out() -> None:
     part = typed("content_block_delta", index=0, delta={"type": "text_delta", "text": "ü"})
     end = typed("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2})
     result = present(made(MESSAGES, part, end, typed("message_stop")))
     assert result[1]["content"] == [{"type": "text", "text": "ü"}]
     assert result[1]["usage"] == {"input_tokens": 0, "output_tokens": 2}
     assert result[1]["model"] == "m"
+
+
+def test_parts_of_messages_of_odd_forms_are_passed_over() -> None:
     grown = {"type": "text_delta", "text": "a"}
     result = present(
         made(
@@ -405,6 +421,9 @@ def test_a_message_in_odd_forms() -> None:
             "usage": {"input_tokens": 0, "output_tokens": 2},
         },
     )
+
+
+def test_choices_of_odd_forms_are_passed_over() -> None:
     odd = ["a", None, {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]
     result = present(made(CHAT, data(choices=odd), data(choices=[]), DONE))
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "a"}}

@@ -32,16 +32,22 @@ def test_every_state_but_loaded_has_its_code(state: ModelState, code: str) -> No
     assert "the file is missing" in error.message
 
 
-def test_a_model_that_is_not_loaded_says_why_and_paths_are_for_those_who_may_see_them() -> None:
+def test_a_model_that_is_not_loaded_says_why() -> None:
     unloaded = route("m", state=ModelState.UNLOADED).model_copy(update={"reason": "an operator unloaded it"})
     error = present(refusal_of(unloaded, NOW))
     assert error.message == "The model 'm' is not loaded: an operator unloaded it."
+
+
+def test_paths_of_the_server_are_for_those_who_may_see_them() -> None:
     failed = route("m", state=ModelState.FAILED, last_error="/srv/m.gguf at 10.0.0.1:80 is empty")
     hidden, shown = refusal_of(failed, NOW), refusal_of(failed, NOW, is_for_admin=True)
     assert hidden is not None
     assert shown is not None
     assert hidden.message == "The model 'm' could not be loaded: [path] at [address] is empty"
     assert shown.message == "The model 'm' could not be loaded: /srv/m.gguf at [address] is empty"
+
+
+def test_a_failed_model_asks_clients_not_to_retry_by_themselves_and_a_loaded_one_is_not_refused() -> None:
     assert refusal_of(route("m"), NOW) is None
     error = present(refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW))
     assert {(b"retry-after", b"30"), (b"x-should-retry", b"false")} <= set(error_headers(error))
@@ -65,7 +71,7 @@ def test_only_what_demand_can_load_is_waited_for(state: ModelState, autoload: bo
     assert is_worth_waiting(route("m", state=state, autoload=autoload)) is waits
 
 
-def test_models_that_wait_or_remotes_that_are_away_say_for_what() -> None:
+def test_a_model_that_waits_for_room_says_for_which() -> None:
     waits = route("m", state=ModelState.LOADING, autoload=True, reason="waiting for room: a is ending")
     refusal = present(refusal_of(waits, 1.0))
     assert refusal.message == "The model 'm' is being loaded: waiting for room: a is ending."
@@ -74,6 +80,9 @@ def test_models_that_wait_or_remotes_that_are_away_say_for_what() -> None:
     late = not_loaded_in_time("m", 5.0, waits)
     assert late.message == "The model 'm' was not loaded within 5 s: waiting for room: a is ending."
     assert not_loaded_in_time("m", 5.0, None).message == "The model 'm' was not loaded within 5 s."
+
+
+def test_a_remote_that_is_away_asks_clients_to_try_again_and_one_that_refuses_its_key_does_not() -> None:
     probe = RemoteProbe(url="http://h.example/models", spec="h")
     failed = route("m", state=ModelState.FAILED, last_error="it answers HTTP 503", remote_probe=probe)
     away = present(refusal_of(failed.model_copy(update={"retry_at": NOW + 8}), NOW))
@@ -93,24 +102,30 @@ def make_log(changes: int) -> ModelEventLog:
     return log
 
 
-def test_events_are_kept_in_order_and_without_gaps_up_to_a_bound() -> None:
+def test_events_are_kept_in_order_and_without_gaps() -> None:
     log = make_log(3)
     events = present(log.list_after(0))
     assert [each.id for each in events] == [1, 2, 3, 4, 5]
     assert [each.event for each in events] == ["models_reload", *["model_status"] * 4]
     assert log.list_after(5) == []
     assert [each.id for each in log.list_after(4) or ()] == [5]
+
+
+def test_the_oldest_kept_event_bounds_what_can_be_resumed() -> None:
     log = make_log(KEPT_EVENTS + 10)
     oldest = log.last_id - KEPT_EVENTS + 1
     whole = present(log.list_after(oldest - 1))
     assert [each.id for each in whole] == list(range(oldest, log.last_id + 1))
     assert log.list_after(oldest - 2) is None, "one event is gone"
     assert log.list_after(0) is None
+
+
+def test_an_id_from_the_future_is_not_known() -> None:
     log = make_log(1)
     assert log.list_after(log.last_id + 1) is None
 
 
-def test_what_events_tell() -> None:
+def test_an_event_has_the_names_by_which_its_model_may_be_seen() -> None:
     log = ModelEventLog("a1")
     log.follow_table({"m": route("m", aliases=("n",))})
     log.follow_table({})
@@ -122,6 +137,9 @@ def test_what_events_tell() -> None:
         ("model_remove", of_model),
         ("models_reload", ()),
     ]
+
+
+def test_a_failed_download_tells_no_path_and_no_address() -> None:
     log = ModelEventLog("a1")
     log.follow_downloads([])
     log.follow_table({"m": route("m", state=ModelState.UNLOADED, source="hf:a/b")})

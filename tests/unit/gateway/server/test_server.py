@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.large_body import LargeBody
-from gateway.server.asgi import Message, limit_body
+from gateway.server.asgi import Message, Receive, limit_body
 from gateway.server.body_budget import BodyBudget, BodyReservation, BodyRoom
 from gateway.server.call import ClientCall, Handler
 from gateway.server.connection import LINGER_S, ClientConnection
@@ -24,19 +24,26 @@ from tests.support.outcomes import present
 
 
 async def test_a_body_within_its_limit_passes_as_it_is_and_one_byte_more_is_refused() -> None:
-    async def read_parts(*sizes: int) -> list[Message]:
-        parts: list[Message] = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
-        messages = iter([*parts, {"type": "http.disconnect"}])
+    def limited(*sizes: int) -> tuple[list[Message], Receive]:
+        ends = [False] * (len(sizes) - 1) + [True]
+        messages: list[Message] = [
+            {"type": "http.request", "body": b"x" * size, "more_body": not is_last}
+            for size, is_last in zip(sizes, ends, strict=True)
+        ]
+        messages.append({"type": "http.disconnect"})
+        left = iter(messages)
 
         async def receive() -> Message:
-            return next(messages)
+            return next(left)
 
-        limited = limit_body(receive, 10)
-        return [await limited() for _ in range(len(sizes) + 1)]
+        return messages, limit_body(receive, 10)
 
-    assert [len(each.get("body", b"")) for each in await read_parts(4, 0, 6)] == [4, 0, 6, 0]
+    messages, receive = limited(4, 0, 6)
+    assert [await receive() for _ in messages] == messages
+    messages, receive = limited(4, 7, 1)
+    assert await receive() == messages[0]
     with pytest.raises(RoundhouseError, match="10 bytes") as raised:
-        await read_parts(4, 7, 1)
+        await receive()
     assert raised.value.entry.code == "body_too_large"
 
 
@@ -94,7 +101,7 @@ def test_what_would_never_fit_is_alone_and_who_gives_up_its_place_lets_others_pa
     assert bodies.budget.used_bytes == 0
 
 
-def test_what_is_held_has_half_of_the_room_and_waits_for_nobody(bodies: Bodies) -> None:
+def test_what_is_held_has_half_of_the_room_at_most(bodies: Bodies) -> None:
     budget = bodies.budget
     assert budget.max_held_bytes == 5
     assert [budget.hold(3), budget.hold(3), budget.hold(2), budget.hold(1)] == [True, False, True, False]
@@ -393,7 +400,7 @@ async def test_the_request_that_is_served_hears_of_the_end_while_another_waits_b
 
 
 @pytest.mark.parametrize(("breaks", "did"), [(False, ["write", "write_eof"]), (True, ["write"])])
-async def test_a_refusal_lingers(monkeypatch: pytest.MonkeyPatch, breaks: bool, did: list[str]) -> None:
+async def test_a_refusal_that_was_sent_lingers(monkeypatch: pytest.MonkeyPatch, breaks: bool, did: list[str]) -> None:
     wire = Wire(breaks=breaks)
     connection = connected(wire, App())
     later: list[tuple[float, object]] = []

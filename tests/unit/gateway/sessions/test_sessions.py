@@ -45,8 +45,11 @@ def test_the_first_name_that_is_there(
     assert find_session_name(fields, headers, context) == name
 
 
-def test_names_and_keys_of_sessions() -> None:
+def test_a_session_id_is_a_string() -> None:
     assert refusal(lambda: find_session_name({"session_id": 7}, [], None)) == ("invalid_request", "session_id")
+
+
+def test_a_key_is_its_tenants_and_its_models() -> None:
     keys = {
         derive_session_key(*names) for names in [("a", "m", "s"), ("b", "m", "s"), ("a", "n", "s"), ("am", "", "s")]
     }
@@ -116,7 +119,7 @@ def test_the_session_used_longest_ago_makes_room_unless_it_has_a_turn_inside() -
     assert list(sessions) == [b"b"]
 
 
-def test_what_a_turn_without_an_answer_leaves() -> None:
+def test_a_turn_without_an_answer_leaves_what_was_there() -> None:
     sessions = ReplicaSessions(4)
     turn(sessions, claim_of("a", "x"), tokens=None)
     assert len(sessions) == 0
@@ -126,6 +129,9 @@ def test_what_a_turn_without_an_answer_leaves() -> None:
     turn(sessions, claim_of("a", "x", "y"), tokens=0)
     session = present(sessions.find_session(b"a"))
     assert session.tokens == 10, "the engine has told no other count"
+
+
+def test_a_turn_that_fails_after_it_began_anew_leaves_no_cache() -> None:
     sessions = ReplicaSessions(4)
     turn(sessions, claim_of("a", "x"), tokens=70)
     for messages, decision, after in ((("x", "y"), "reused", "reused"), (("z",), "rebuilt", "rebuilt")):
@@ -144,6 +150,9 @@ def test_a_turn_of_a_session_that_is_gone_ends_unnoticed() -> None:
     sessions.drop_session(claim.key)
     assert sessions.end_turn(claim, 2.0) is None
     assert len(sessions) == 0
+
+
+def test_a_turn_of_a_session_that_is_gone_ends_none_of_a_later_one_of_that_name() -> None:
     sessions = ReplicaSessions(1)
     older, newer = claim_of("a", "x"), claim_of("a", "z")
     sessions.begin_turn(older, 1.0)

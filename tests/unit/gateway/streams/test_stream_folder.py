@@ -117,7 +117,7 @@ def test_a_disk_without_room_is_said(tmp_path: Path, folder: StreamFolder, caplo
     assert later.has_file
 
 
-def test_a_slow_disk_is_left_alone(
+def test_a_disk_that_holds_the_gateway_up_is_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Slow:
@@ -222,7 +222,7 @@ def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path, fold
     assert b"gateway_restarted" in recovered.stream.ring.read_all()
 
 
-def test_an_end_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_whose_end_cannot_be_recorded_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
     stream = _open(folder, registry)
     stream.append(EVENT % 1)
@@ -252,6 +252,9 @@ def test_slow_writes_use_up_a_burst_and_then_the_disk_rests() -> None:
     assert pace.record_slow_write(0.1, 10.0)
     assert pace.rests_until == 10.0 + REST_S
     assert not pace.record_slow_write(0.1, 100.0), "it begins anew"
+
+
+def test_slow_writes_that_are_rare_are_borne() -> None:
     pace, now = DiskPace(), 0.0
     for _ in range(1000):
         assert not pace.record_slow_write(1.0, now)

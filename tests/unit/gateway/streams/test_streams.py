@@ -29,10 +29,16 @@ def test_a_ring_tells_its_bytes_from_any_offset() -> None:
     for offset in range(13):
         assert ring.read(offset) == b"a: 1\n\nb: 2\n\n"[offset:]
     assert (ring.first_offset, ring.end_offset, ring.size) == (0, 12, 12)
+
+
+def test_of_one_event_that_is_too_long_its_end_stays() -> None:
     ring = _ring(b"data: a\n\n", b"data: " + b"x" * 100 + b"\n\n")
     ring.drop_oldest(60)
     assert ring.read_all() == b"x" * 55 + b"\n\n"
     assert (ring.first_offset, ring.end_offset) == (60, 117)
+
+
+def test_a_cleared_ring_knows_how_long_it_was() -> None:
     ring = _ring(b"data: a\n\n")
     ring.clear()
     assert (ring.first_offset, ring.end_offset, ring.size) == (9, 9, 0)
@@ -77,7 +83,7 @@ def test_a_reader_gets_the_events_from_a_number_on(count: int) -> None:
     assert find_offset(ring, count) == find_offset(ring, count + 1000) == ring.end_offset - len(DONE)
 
 
-def test_what_the_ring_has_dropped_or_has_no_number_is_not_there() -> None:
+def test_comments_have_no_number() -> None:
     beat = b": ka\n\n"
     ring = _ring(beat, _event(0), beat, _event(1), beat)
     after_first = len(beat) + len(_event(0))
@@ -85,6 +91,9 @@ def test_what_the_ring_has_dropped_or_has_no_number_is_not_there() -> None:
     assert find_offset(ring, 1) == after_first
     assert find_offset(ring, 2) == ring.end_offset
     assert find_offset(ByteRing(), 5) == 0
+
+
+def test_what_the_ring_has_dropped_is_not_there() -> None:
     events = [_event(number) for number in range(6)]
     ring = _ring(*events)
     ring.drop_oldest(len(events[0]) + 1)
@@ -203,7 +212,7 @@ def test_a_client_gets_the_head_every_event_and_the_end_and_is_told_why() -> Non
         assert (call.parts, call.is_ended) == ([EVENT % 0, last], True)
 
 
-def test_slow_clients() -> None:
+def test_a_full_client_is_sent_nothing_and_then_the_rest_at_once() -> None:
     call = Call(most=1)
     registry, stream, _ = _open(call)
     for number in range(1, 5):
@@ -214,6 +223,9 @@ def test_slow_clients() -> None:
     call.feed.client_ready()
     assert b"".join(call.parts) == b"".join(EVENT % number for number in range(5))
     assert call.is_ended
+
+
+def test_a_client_that_was_too_slow_is_told_so() -> None:
     call = Call(most=1)
     registry, stream, _ = _open(call, ring_bytes=40)
     for number in range(1, 50):

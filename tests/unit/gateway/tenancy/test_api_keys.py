@@ -51,14 +51,20 @@ def test_a_key_is_known_by_its_secret_off_which_nothing_but_blanks_is_cut(secret
         assert ring.authenticate_key([(b"accept", b"*/*"), (b"x-api-key", value % secret)], NOON).name == "ci"
 
 
-def test_what_a_key_says() -> None:
+def test_a_caller_is_what_its_key_says() -> None:
     limits = {"requests_per_minute": 1, "tokens_per_minute": 2, "concurrency": 3}
     caller = Caller.of(key().model_copy(update={"tenant": "team", "weight": 2.5, "expires_at": NOON} | limits))
     assert (caller.name, caller.client_id, caller.tenant, caller.weight) == ("ci", b"ci", "team", 2.5)
     assert (caller.requests_per_minute, caller.tokens_per_minute, caller.concurrency) == (1, 2, 3)
     assert (caller.expires_at, caller.sha256) == (NOON, sha256(SECRET).digest())
+
+
+def test_a_key_without_the_field_calls_no_tool_and_without_keys_everybody_calls_all() -> None:
     assert not Caller.of(tool_key("alice")).may_call_tool("calculate")
     assert ANONYMOUS.may_call_tool("calculate")
+
+
+def test_patterns_match_whole_names() -> None:
     assert NamePatterns(["a*c"]).matches("abc")
     assert not NamePatterns(["ab*b"]).matches("ab"), "its pieces do not overlap"
     assert NamePatterns(["ab*b"]).matches("abb")
@@ -100,11 +106,13 @@ def test_what_is_no_valid_key(headers: list[tuple[bytes, bytes]], words: str) ->
 def test_an_expired_key_says_which_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = KeyRing.of((key(expires_at=NOON),))
     assert ring.authenticate_key([(b"x-api-key", SECRET)], NOON - 1).name == "ci"
-    with monkeypatch.context() as patched:
-        patched.setenv("TZ", "XXX-9")  # this machine's clock shows another time than UTC
+    try:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", "XXX-9")  # this machine's clock shows another time than UTC
+            time.tzset()
+            assert refusal(ring, (b"x-api-key", SECRET)) == "The key ci expired at 2027-01-15T08:00:00Z."
+    finally:
         time.tzset()
-        assert refusal(ring, (b"x-api-key", SECRET)) == "The key ci expired at 2027-01-15T08:00:00Z."
-    time.tzset()
 
 
 def test_without_keys_everybody_may_do_everything() -> None:
@@ -129,6 +137,9 @@ def test_a_damaged_key_opens_nothing_and_is_a_key_all_the_same() -> None:
     assert not ring.is_empty
     refusal(ring, (b"x-api-key", SECRET))
     refusal(ring, (b"x-api-key", "üüü".encode()))
+
+
+def test_one_key_is_one_caller_in_either_header_and_shows_neither_secret_nor_hash() -> None:
     headers = [(b"x-api-key", SECRET)]
     assert RING.authenticate_key(headers, NOON) is RING.authenticate_key(headers, NOON + 1) is RING.by_name["ci"]
     assert sha256(SECRET).hexdigest() not in repr(RING.by_name["ci"])
@@ -196,6 +207,9 @@ def test_what_is_remembered_follows_the_aliases_and_has_a_bound() -> None:
     for number in range(3 * REMEMBERED_MODELS):
         assert not caller.may_see_model(route(f"m{number}"))
         assert len(caller._access_cache) <= REMEMBERED_MODELS
+
+
+def test_many_stars_take_no_time() -> None:
     assert not Caller.of(key(models=["*a" * 90 + "b"])).may_see_model(route("a" * 199))
 
 
@@ -227,7 +241,7 @@ def test_tiers(tiers: list[ServiceTier], ranks: list[int]) -> None:
         (("a" + "*a" * 50,), ("a" * 51,), ("a" * 50, "a" * 5000 + "b")),
     ],
 )
-def test_patterns(patterns: tuple[str, ...], allowed: tuple[str, ...], refused: tuple[str, ...]) -> None:
+def test_patterns_allow_tools(patterns: tuple[str, ...], allowed: tuple[str, ...], refused: tuple[str, ...]) -> None:
     caller = Caller.of(tool_key("alice", tools=patterns))
     assert [name for name in allowed if not caller.may_call_tool(name)] == []
     assert [name for name in refused if caller.may_call_tool(name)] == []
@@ -286,7 +300,7 @@ def test_each_client_has_limits_of_its_own(client_limits: ClientLimits, words: s
         assert error.message == f"The client '{name}' has reached its limit of {words}."
 
 
-def test_counts_outlive_a_table_without_keys_and_have_a_bound() -> None:
+def test_counts_outlive_a_table_without_keys_and_end_with_one_that_has_some() -> None:
     limits, clients = RateLimits(), ClientDirectory(ClientLimits(concurrency=1))
     entry = limits.admit_request(clients.find_caller(headers("a")), 0, 0.0)
     limits.follow_keys(NO_KEYS, 0.0)
@@ -297,6 +311,9 @@ def test_counts_outlive_a_table_without_keys_and_have_a_bound() -> None:
     limits.follow_keys(NO_KEYS, 0.0)
     limits.admit_request(clients.find_caller(headers("a")), 0, 0.0)
     entry.release_request(0.0, 0)
+
+
+def test_names_without_end_are_not_remembered_without_end() -> None:
     limits, clients = RateLimits(), ClientDirectory(ClientLimits(requests_per_minute=1, concurrency=2))
     staying = clients.find_caller(headers("stays"))
     entry = limits.admit_request(staying, 0, 0.0)

@@ -55,6 +55,9 @@ def test_requests_per_minute_are_refilled_all_the_time() -> None:
     assert refused(limits, who, now=9.9).build_headers() == {"retry-after": "1"}
     limits.admit_request(who, 0, 10.0)
     assert refused(limits, who, now=10.1).retry_after_s == 10
+
+
+def test_rounding_costs_nobody_a_request() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=7)
     for _ in range(7):
         limits.admit_request(who, 0, 0.0)
@@ -77,7 +80,7 @@ def read(limits: RateLimits, who: Caller, count: int = 1, now: float = 0.0) -> N
         limits.admit_read(who, now).release_request(now, 0)
 
 
-def test_reading_is_counted_among_the_requests_at_a_time_alone() -> None:
+def test_reading_takes_nothing_of_the_other_limits_and_is_not_bound_by_them() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=60)
     read(limits, who, 9)
     full = {"limit-requests": "1", "remaining-requests": "1", "reset-requests": "0ms", "remaining-tokens": "60"}
@@ -86,6 +89,9 @@ def test_reading_is_counted_among_the_requests_at_a_time_alone() -> None:
     refused(limits, who)
     read(limits, who)
     assert left(limits, who)["reset-tokens"] == "10m0s"
+
+
+def test_reading_counts_among_the_requests_at_a_time() -> None:
     limits, who = RateLimits(), caller(concurrency=2)
     first = limits.admit_read(who, 0.0)
     limits.admit_request(who, 0, 0.0)
@@ -93,6 +99,9 @@ def test_reading_is_counted_among_the_requests_at_a_time_alone() -> None:
     refused(limits, who)
     first.release_request(0.0, 0)
     assert limits.count_inflight("ci") == 1
+
+
+def test_without_requests_per_minute_reading_has_no_bound() -> None:
     limits = RateLimits()
     for who in (caller(tokens_per_minute=1), caller(), ANONYMOUS):
         read(limits, who, READS_PER_MINUTE + 2)  # without requests per minute it has no bound
@@ -261,6 +270,9 @@ def test_a_key_that_vanished_is_forgotten_when_nothing_of_it_runs() -> None:
     assert limits.count_inflight("ci") == 1
     entry.release_request(0.0, 0)
     assert not limits._states
+
+
+def test_a_key_that_came_back_is_the_same() -> None:
     limits, keys = RateLimits(), ring(requests_per_minute=10)
     who = keys.by_name["ci"]
     running = limits.admit_request(who, 0, 0.0)
@@ -308,13 +320,17 @@ def test_what_is_given_back_is_at_most_what_a_minute_holds() -> None:
     limits, only_tokens = RateLimits(), caller(tokens_per_minute=60)
     limits.admit_request(only_tokens, 60, 0.0).settle_request(0.0, None, **unsent)
     assert left(limits, only_tokens) == {"limit-tokens": "60", "remaining-tokens": "60", "reset-tokens": "0ms"}
-    # An answer that took less than expected fills the bucket and no more.
+
+
+def test_an_answer_that_took_less_than_expected_fills_the_bucket_and_no_more() -> None:
     limits, who = RateLimits(), caller(tokens_per_minute=600)
     limits.admit_request(who, 500, 0.0).release_request(60.0, 0)
     limits.admit_request(who, 600, 60.0)
     assert refused(limits, who, 60, now=60.0).retry_after_s == 6
-    # What comes in while a request runs pays for none of it beyond a minute's worth.
-    limits = RateLimits()
+
+
+def test_what_comes_in_while_a_request_runs_pays_for_none_of_it_beyond_a_minutes_worth() -> None:
+    limits, who = RateLimits(), caller(tokens_per_minute=600)
     limits.admit_request(who, 0, 0.0).release_request(600.0, 200)
     assert left(limits, who, 600.0)["remaining-tokens"] == "400"
 

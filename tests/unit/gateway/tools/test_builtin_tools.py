@@ -96,7 +96,7 @@ HOSTS = PageHosts(("docs.python.org", "*.example.org", "wiki:8080"))
           for host in ("example.org", "notexample.org", "a.docs.python.org", "wiki", "")),
     ],
 )  # fmt: skip
-def test_hosts_of_pages(scheme: str, host: str, port: int, reason: str | None) -> None:
+def test_pages_are_fetched_from_allowed_hosts_alone(scheme: str, host: str, port: int, reason: str | None) -> None:
     assert HOSTS.find_refusal(scheme, host, port) == reason
     # Only whole names may be private.
     private = [("docs.python.org", 443), ("wiki", 8080), ("a.example.org", 443)]
@@ -215,7 +215,7 @@ def test_a_file_that_becomes_another_is_not_opened(folder: Path, monkeypatch: py
         read(folder, "a/b/file")
 
 
-def test_a_link_where_a_file_is_written_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_where_a_file_is_written_is_replaced_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = folder.parent / "outside" / "b" / "file"
     replaced = os.replace
 

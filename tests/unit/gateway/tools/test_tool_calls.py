@@ -39,6 +39,9 @@ def test_what_fits_passes_in_an_older_dialect_too() -> None:
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"a": {"minimum": 1}}}
     ArgumentCheck(schema).check({"a": 1})
     assert refusal(schema, {"a": 0}).param == "params.a"
+
+
+def test_references_of_a_schema_lead_nowhere_else() -> None:
     for reference in ("http://127.0.0.1:9/schema", "file:///etc/passwd", "#/$defs/nothing"):
         assert refusal({"properties": {"a": {"$ref": reference}}}, {"a": 1}).entry.code == "tool_failed"
 
@@ -133,6 +136,9 @@ def test_what_is_long_is_cut_and_what_the_controller_masks_is_not() -> None:
     assert redact_arguments({"more": list(range(100_000))}) == '{"more": [' + ", ".join(map(str, range(200))) + "]}"
     secret = "of the server alone, which this gateway does not know"
     assert secret in redact_arguments({"x": "y" * 180 + secret})
+
+
+def test_a_secret_at_the_cut_is_masked_whole() -> None:
     for length in range(4040, 4096):
         text = redact_arguments({"x": "y" * length + " sk-abcdefghijklmnopqrstuvwxyz"})
         assert "sk-abc" not in text

@@ -95,14 +95,17 @@ def test_a_base_url_that_cannot_be_used(base_url: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_tokens() -> None:
+def test_a_token_goes_as_the_bearers() -> None:
     with_token = target_of(endpoint("http://h", token=SecretStr("t-1")))
     assert b"\r\nauthorization: Bearer t-1\r\n" in head_of(with_token, "GET", "/")
     assert b"authorization" not in head_of(target_of(endpoint("http://h")), "GET", "/")
-    for token in ("a\r\nb: c", "a\n", "a\x00", "é", " secret", "secret "):
-        with pytest.raises(ValueError, match="its token holds characters") as refused:
-            target_of(endpoint("http://h", token=SecretStr(token)))
-        assert token not in str(refused.value)
+
+
+@pytest.mark.parametrize("token", ["a\r\nb: c", "a\n", "a\x00", "é", " secret", "secret "])
+def test_a_token_that_cannot_be_used_is_refused_and_not_told(token: str) -> None:
+    with pytest.raises(ValueError, match="its token holds characters") as refused:
+        target_of(endpoint("http://h", token=SecretStr(token)))
+    assert token not in str(refused.value)
 
 
 @pytest.mark.parametrize(

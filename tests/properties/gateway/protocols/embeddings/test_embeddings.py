@@ -38,7 +38,7 @@ def packed(vector: list[float]) -> str:
 
 @settings(max_examples=campaign_count(40, 3_000))
 @given(batches())
-def test_shortened_vectors(made: tuple[list[list[float]], int]) -> None:
+def test_a_shortened_vector_has_length_1_and_keeps_its_direction(made: tuple[list[list[float]], int]) -> None:
     vectors, dimensions = made
     for vector, short in zip(vectors, cut(vectors, dimensions), strict=True):
         beginning = vector[:dimensions]

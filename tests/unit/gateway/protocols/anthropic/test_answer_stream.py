@@ -76,7 +76,7 @@ def progress(delta: Fields, total: Any, cached: Any = 0) -> bytes:
     ],
     ids=["progress", "progress-with-text", "no-numbers", "usage"],
 )
-def test_counts_before_the_first_token(first: list[bytes], usage: tuple[int, int]) -> None:
+def test_what_is_counted_before_the_first_token_is_told_at_once(first: list[bytes], usage: tuple[int, int]) -> None:
     events = checked_events(streamed(*first, chunk({"content": "Hi"}), chunk({}, "stop")))
     input_tokens, cached_tokens = usage
     told = {"input_tokens": input_tokens, "cache_read_input_tokens": cached_tokens, "output_tokens": 0}
@@ -145,11 +145,20 @@ def test_how_a_stream_ends(last: bytes, usage: Fields | None, expected: tuple[Fi
     assert out == lines(BEGUN, *block(0, "a"), *expected)
 
 
-def test_other_streams() -> None:
+def test_calls_that_end_with_stop_are_calls() -> None:
     assert streamed(chunk(call(0, "{}", "f")), chunk({}, "stop")).endswith(lines(*ended("tool_use")))
+
+
+def test_a_refusal_is_text_and_the_reason() -> None:
     out = streamed(chunk({"refusal": "No."}), chunk({}, "stop"))
     assert out == lines(BEGUN, *block(0, "No."), *ended("refusal"))
+
+
+def test_an_empty_answer_has_no_blocks() -> None:
     assert streamed(chunk({}), chunk({}, "stop")) == lines(BEGUN, *ended("end_turn"))
+
+
+def test_of_several_answers_the_first_counts() -> None:
     out = streamed(
         chunk({"content": "a"}), chunk({"content": "b"}, index=1), chunk({}, "length", index=1), chunk({}, "stop")
     )
@@ -172,7 +181,9 @@ def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
     out = streamed(*map(chunk, parts), chunk({}, "stop"), **PREFILLED)
     assert texts_of(out) == ["[H", "m.", "", "[1,2]", ",[3]]"]
     assert texts_of(streamed(chunk({"content": "[[1,2]"}), chunk({}, "stop"), **PREFILLED)) == ["[1,2]"]
-    # An answer that begins as it was begun is whole.
+
+
+def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
     other = route("m")
     assert "echo" not in json.loads(
         MESSAGES_VIA_CHAT.engine_body(request_of(other, **PREFILLED), other, as_stream=False)
@@ -257,11 +268,14 @@ def test_a_whole_message() -> None:
     }
 
 
-def test_other_whole_messages_and_counts() -> None:
+def test_whole_messages_that_were_cut_refused_or_not_counted() -> None:
     assert whole({"content": "a"}, "length")["stop_reason"] == "max_tokens"
     assert whole({"content": "", "refusal": "No."})["content"] == [{"type": "text", "text": "No."}]
     assert whole({"content": None, "refusal": "No."})["stop_reason"] == "refusal"
     assert whole({"content": ""}, usage=None)["usage"] == NONE_TOLD
+
+
+def test_a_count_is_the_engines_or_an_error() -> None:
     translate = present(MESSAGES_COUNTED_VIA_CHAT.get_body_converter(request_of()))
     assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
     for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):
@@ -289,8 +303,10 @@ def test_calls_that_overlap_come_one_after_the_other() -> None:
         *block(3, "So."),
         *ended("tool_use"),
     )
-    # What waits for a call that is never whole comes at the end.
-    deltas = [call(0, '{"cut', "f"), call(1, "", "g"), call(2, "[", "h")]
+
+
+def test_what_waits_for_a_call_that_is_never_whole_comes_at_the_end() -> None:
+    deltas: list[Fields] = [call(0, '{"cut', "f"), call(1, "", "g"), call(2, "[", "h")]
     blocks = (*called(0, "id0", "f", '{"cut'), *called(1, "id1", "g"), *called(2, "id2", "h", "["))
     assert streamed(*map(chunk, deltas), chunk({}, "length")) == lines(BEGUN, *blocks, *ended("max_tokens"))
 

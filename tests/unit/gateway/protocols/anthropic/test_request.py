@@ -184,7 +184,7 @@ def test_what_becomes_of_each_field(fields: Fields, chat: Fields) -> None:
 
 
 @pytest.mark.parametrize(("backend", "more"), [("llama_server", {"return_progress": True}), ("openai_remote", {})])
-def test_how_an_engine_counts_the_prompt_first(backend: str, more: Fields) -> None:
+def test_how_an_engine_is_asked_to_count_the_prompt_first(backend: str, more: Fields) -> None:
     to = route("m", served_name="inner").model_copy(update={"backend": backend})
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     assert read({**ASKED, "stream": True}, to) == {**SAID, **stream, **more}
@@ -213,11 +213,15 @@ def test_a_thinking_object_is_a_wish_and_the_word_is_an_order() -> None:
     for word in ("enabled", "disabled"):
         told = refusal(partial(chat_fields, {**ASKED, "thinking": word}, capabilities=Capabilities()))
         assert told == ("thinking_unsupported", "thinking")
-    # llama-server is told the budget.
+
+
+def test_llama_server_is_told_stops_and_the_budget_of_thinking() -> None:
     fields = {**ASKED, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 2048}}
     to = route("m", served_name="inner", capabilities=ANYTHING).model_copy(update={"backend": "llama_server"})
     assert read(fields, to) == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
-    # Counting needs no limit.
+
+
+def test_counting_needs_no_limit() -> None:
     assert chat_fields({"model": "m", "messages": HI}, counts=True) == {"model": "inner", "messages": HI}
     assert error_of(lambda: chat_fields({"model": "m", "messages": HI})).param == "max_tokens"
 
@@ -308,5 +312,5 @@ UNFIT: list[tuple[Fields, Fields, str, str]] = [
 
 
 @pytest.mark.parametrize(("asked", "lacks", "code", "param"), UNFIT)
-def test_what_the_model_does_not_take(asked: Fields, lacks: Fields, code: str, param: str) -> None:
+def test_what_the_model_does_not_take_is_refused(asked: Fields, lacks: Fields, code: str, param: str) -> None:
     assert refusal(lambda: chat_fields(asked, capabilities=Capabilities(**lacks))) == (code, param)

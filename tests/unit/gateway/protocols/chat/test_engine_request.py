@@ -78,10 +78,13 @@ def test_thinking(fields: dict[str, Any], control: ThinkingControl | None, expec
     assert sent(fields, to("vllm_serve", control)) == HI | expected
 
 
-def test_what_is_left_alone() -> None:
+def test_an_effort_of_none_is_the_engines_where_the_model_cannot_be_told() -> None:
     only_on = Capabilities(thinking_modes=("default", "enabled"))
     fields = {"reasoning_effort": "none"}
     assert sent(fields, to("llama_server", "chat_template_kwargs", only_on)) == HI | fields
+
+
+def test_completions_are_left_alone() -> None:
     raw = b'{"model": "m", "prompt": "Hi", "thinking": "disabled", "reasoning_effort": "none"}'
     request = parse_request(raw, may_stream=True)
     assert COMPLETIONS.engine_body(request, to("llama_server", "chat_template_kwargs"), as_stream=False) == raw
@@ -306,17 +309,23 @@ def test_the_progress_is_told_and_dropped_wherever_the_stream_is_cut(size: int) 
 
 def test_a_client_that_asked_itself_gets_the_progress_too() -> None:
     assert fed(WHOLE, drops=False) == (WHOLE, TOLD)
-    # A stream without progress passes byte for byte.
+
+
+def test_a_stream_without_progress_passes_byte_for_byte() -> None:
     assert fed(REST) == (REST, [])
     assert fed(REST.removesuffix(b"\n\n"), size=7) == (REST, [])
-    # Several prompts are told of together.
+
+
+def test_several_prompts_are_told_of_together() -> None:
     stream = event(choice(0, text=""), 50) + event(choice(1, text=""), 10, 300) + event(choice(1, text=""), 300, 300)
     assert fed(stream + DONE)[1] == [
         PromptProgress(100, 10, 50),
         PromptProgress(400, 20, 60),
         PromptProgress(400, 20, 350),
     ]
-    # A translated request asks.
+
+
+def test_a_translated_request_asks_for_progress() -> None:
     request = parsed(prompt="Hi")
     request.prompt = COMPLETIONS_VIA_CHAT.read_request(request)
     asking = ask_for_progress(request)
@@ -357,7 +366,7 @@ def test_the_share(prompt: tuple[int, int, int], share: float) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"return_progress": False}, {"return_progress": None}])
-def test_a_request_for_progress(asked: dict[str, Any]) -> None:
+def test_a_request_asks_for_progress(asked: dict[str, Any]) -> None:
     asking = ask_for_progress(parsed(messages=[], **asked))
     sent = json.loads(CHAT.engine_body(asking, LLAMA, as_stream=False))
     options = {"return_progress": True, "stream_options": {"include_usage": True}}

@@ -56,12 +56,15 @@ def test_what_is_no_thought_or_has_both_names_stays(delta: str) -> None:
     assert CHAT.open_stream(REQUEST).feed_data(event(delta)) == event(delta)
 
 
-def test_thoughts_of_several_choices_and_events() -> None:
+def test_choices_and_events_keep_their_own_thoughts() -> None:
     chunk = b'data: {"choices":[{"delta":{"reasoning":"a"}},{"delta":{"reasoning_content":null}}]}\n\n'
     passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), {"reasoning_content": None}]
     passed = CHAT.open_stream(REQUEST).feed_data(event('{"reasoning":"a"}') + event('{"reasoning_content":"b"}'))
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b")]
+
+
+def test_completions_have_no_thoughts() -> None:
     chunk = b'data: {"choices":[{"text":"x","reasoning":"y"}]}\n\n'
     assert COMPLETIONS.open_stream(REQUEST).feed_data(chunk) == chunk
     assert COMPLETIONS.get_body_converter(REQUEST) is None

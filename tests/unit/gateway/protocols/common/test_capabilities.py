@@ -94,13 +94,19 @@ def test_media_only_for_models_that_take_them(part: Any, takes: Capabilities, la
     assert refused(request, takes) is None
 
 
-def test_parts_and_roles_of_odd_forms() -> None:
+def test_a_part_without_a_type_is_what_it_holds() -> None:
     assert refused(asks([{"image_url": IMAGE["image_url"]}]), TEXT) == (
         "modality_unsupported",
         "messages[0].content[0]",
     )
+
+
+def test_the_refusal_names_what_the_model_takes() -> None:
     with pytest.raises(RoundhouseError, match="takes no audio; it takes text, image"):
         check_capabilities(asks([AUDIO]), SEES, "m")
+
+
+def test_a_role_that_is_no_text_is_left_to_the_engine() -> None:
     messages = [{"role": "user", "content": "x"}, {"role": ["user"], "content": "x"}, {"role": {}, "content": "x"}]
     assert refused({"messages": messages}, ONE_TURN) is None
 
@@ -183,7 +189,7 @@ FORCED_CHOICES: list[Any] = [
         (CALLS_FREELY, FUNCTIONS | {"function_call": "auto"}, None),
     ],
 )
-def test_tools_and_forms(lacks: Capabilities, fields: dict[str, Any], param: str | None) -> None:
+def test_tools_and_forms_that_a_model_lacks(lacks: Capabilities, fields: dict[str, Any], param: str | None) -> None:
     code = "structured_output_unsupported" if lacks is FREE_ONLY else "tools_unsupported"
     for request in (fields | asks("Hi"), fields | {"input": "Hi"}, fields | {"prompt": "Hi"}):
         assert refused(request, lacks) == (None if param is None else (code, param))
@@ -287,7 +293,7 @@ PLACED_IMAGE = Image("data:", place="input[1].content[1]")
         (ONE_TURN, TEXT, (SAID, ToolResult("c", (Text("x"),), place="input[2]")), "input[2]"),
     ],
 )
-def test_media_and_turns_that_were_read(
+def test_media_and_turns_that_were_read_only_for_models_that_take_them(
     lacks: Capabilities, takes: Capabilities, turns_: tuple[Turn, ...], param: str | None
 ) -> None:
     code = "multi_turn_unsupported" if lacks is ONE_TURN else "modality_unsupported"
@@ -355,7 +361,7 @@ ADDRESSES = (
 
 
 def refused_place(check: Callable[[], None]) -> str | None:
-    """The `param` of the refusal, after its code where that is another; None: nothing is refused_place."""
+    """The `param` of the refusal, after its code where that is another; None: nothing is refused."""
     try:
         check()
     except RoundhouseError as error:

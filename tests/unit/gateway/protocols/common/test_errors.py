@@ -161,13 +161,19 @@ def test_the_engines_message_is_kept(body: bytes, message: str) -> None:
     assert (error.status, error.code, error.type, error.request_id) == (500, "engine_error", "server_error", "req-1")
 
 
-def test_engines_errors_that_stay() -> None:
+def test_a_client_error_stays_one_and_a_long_message_is_cut() -> None:
     error = json.loads(engine_body(422, b"nope", "req-1"))["error"]
     assert (error["type"], error["status"]) == ("invalid_request_error", 422)
     error = ErrorEnvelope.model_validate_json(engine_body(500, b"x" * 10_000_000, "req-1")).error
     assert len(error.message) == 1000
+
+
+def test_half_a_surrogate_pair_can_be_written() -> None:
     assert json.loads(errors.encode_json({"x": "\ud83d"})) == {"x": "\ud83d"}
     assert json.loads(errors.encode_json("ü")) == "ü"
+
+
+def test_addresses_are_hidden_in_json_of_bounded_depth() -> None:
     said = {"message": "at 10.0.0.1", "10.0.0.2": [{"x": ["http://a/b", 1, None, True, 1.5]}]}
     assert hide_in_json(said) == {"message": f"at {HIDDEN}", HIDDEN: [{"x": [HIDDEN, 1, None, True, 1.5]}]}
     with pytest.raises(RecursionError):
@@ -309,7 +315,9 @@ def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> Non
     stream = MESSAGES.open_stream(InferenceRequest(b"", {}, "m", stream=True, wants_usage=False))
     event = b"event: error\ndata: " + json.dumps(vllm).encode() + b"\n\n"
     assert b"prompt is too long: 600 tokens > 512 maximum" in stream.feed_data(event) + stream.finish_stream()
-    # Without numbers the engine's words stay.
+
+
+def test_without_numbers_the_engines_words_stay() -> None:
     told = {
         "error": {"message": "Your input exceeds the context window of this model.", "code": "context_length_exceeded"}
     }
@@ -319,7 +327,9 @@ def test_an_engine_that_speaks_anthropics_form_is_told_in_its_words_too() -> Non
     error = read(MESSAGES.engine_error_body(400, json.dumps(told).encode(), "r"))
     assert error["message"].startswith("prompt is too long: ")
     assert ContextOverflow().describe_for_anthropic() == "prompt is too long."
-    # An overflow that is told as plain text has one status.
+
+
+def test_an_overflow_that_is_told_as_plain_text_has_one_status() -> None:
     for body in (VLLM_WORDS.encode(), b"[" * 500 + VLLM_WORDS.encode()):
         assert errors.answer_status(500, body) == read(CHAT.engine_error_body(500, body, "r"))["status"]
     assert errors.answer_status(500, VLLM_WORDS.encode()) == 400

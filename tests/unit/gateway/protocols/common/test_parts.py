@@ -93,7 +93,9 @@ def test_the_usage_of_all_streams_is_one_event_at_the_end() -> None:
         ("input", {"input": "text"}, {}, None),
     ],
 )
-def test_what_is_split(name: str, fields: dict[str, Any], how: dict[str, Any], sizes: list[int] | None) -> None:
+def test_what_an_engine_answers_at_once_stays_whole(
+    name: str, fields: dict[str, Any], how: dict[str, Any], sizes: list[int] | None
+) -> None:
     split = plan_split(fields, (name,), route("m", target_inflight=2, **how))
     assert (None if split is None else [len(each) for each in split.pieces()]) == sizes
 

@@ -77,17 +77,23 @@ def test_a_wrong_field_is_named(raw: bytes, param: str) -> None:
 def test_the_original_bytes_are_forwarded_where_nothing_must_change() -> None:
     raw = b'{ "model":"m",  "messages": [], "n": 1.50, "unknown": {"model": "x"} }'
     assert CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False) == raw
-    # An API without streams passes the field on and stays blocking.
+
+
+def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None:
     raw = b'{"model":"m","stream":true}'
     request = parse_request(raw, may_stream=False)
     assert not request.stream
     assert JSON_DIALECT.engine_body(request, route("m"), as_stream=False) == raw
-    # A client that asks for usage itself changes nothing.
+
+
+def test_a_client_that_asks_for_usage_itself_changes_nothing() -> None:
     raw = b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}'
     request = parse_request(raw, may_stream=True)
     assert request.wants_usage
     assert CHAT.engine_body(request, route("m"), as_stream=False) == raw
-    # Asking for usage inserts and leaves the rest alone.
+
+
+def test_asking_for_usage_inserts_and_leaves_the_rest_alone() -> None:
     raw = b' {"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
     body = CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert (
@@ -130,11 +136,14 @@ def test_what_is_rewritten_keeps_every_other_field() -> None:
     assert json.loads(sent) == {"model": "real", "content": "x"}
 
 
-def test_numbers_and_models_that_are_refused() -> None:
+def test_a_number_that_json_cannot_write_again_is_refused() -> None:
     raw = b'{"model":"alias","temperature":1e999,"stream":true,"stream_options":{}}'
     with pytest.raises(RoundhouseError, match="1e999") as caught:
         parse_request(raw, may_stream=True)
     assert caught.value.entry.code == "invalid_request"
+
+
+def test_a_native_request_that_names_no_model_where_there_are_several_is_refused() -> None:
     with pytest.raises(RoundhouseError, match="names no model"):
         native(b"", {}, sole=None)
 
@@ -261,7 +270,7 @@ def test_a_familys_fields_are_those_of_its_own_package(known: Set[str], declared
     assert known - names <= {"temperature", "top_p", "top_k"}
 
 
-def test_what_a_remote_gets() -> None:
+def test_a_remote_gets_what_the_family_knows_and_what_it_lists() -> None:
     assert drop_foreign_fields(ASKED, CHAT_FIELDS, route("m", ["http://x"])) is ASKED
     asked = dict(ASKED)
     assert drop_foreign_fields(asked, CHAT_FIELDS, remote()) == {"model": "m", "messages": []}
@@ -405,18 +414,24 @@ def test_an_outline_is_the_same_however_its_body_came() -> None:
     raw = json.dumps(chat(TEXTS["code"])).encode()
     outlines = {large_body(raw, part_bytes).outline for part_bytes in (999, 65536, 262144, len(raw))}
     assert len(outlines) == 1
-    # Media are counted apart from text.
+
+
+def test_media_are_counted_apart_from_text() -> None:
     image, text = (large_body(json.dumps(chat(TEXTS[kind])).encode()) for kind in ("base64", "prose"))
     assert image.text_bytes < 32 * 1024
     assert image.text_bytes + image.media_bytes == image.size
     assert text.text_bytes == text.size
-    # A body that holds what looks like a mark is read whole.
+
+
+def test_a_body_that_holds_what_looks_like_a_mark_is_read_whole() -> None:
     marks = "\x01roundhouse-left-out-000000; and \\u0001roundhouse-left-out-000000;"
     raw = json.dumps(chat(marks + TEXTS["prose"])).encode()
     body = large_body(raw)
     assert body.outline == raw
     assert b"".join(body.fill(raw)) == raw
-    # Whoever asks for the whole body gets it.
+
+
+def test_whoever_asks_for_the_whole_body_gets_it() -> None:
     fields = chat(TEXTS["code"])
     raw = json.dumps(fields).encode()
     request = parse_request(large_body(raw), may_stream=True)
@@ -439,13 +454,16 @@ def test_the_place_of_what_is_wrong_is_the_bodys(raw: bytes, words: str) -> None
     assert caught.value.entry.code == "invalid_json"
 
 
-def test_text_that_is_no_utf_8_is_refused_where_it_is_read_and_memory_goes_back_once() -> None:
+def test_text_that_is_no_utf_8_is_refused_where_it_is_read() -> None:
     raw = json.dumps(chat(TEXTS["prose"])).encode()
     middle = BLOCK_BYTES // 2
     body = large_body(raw[:middle] + b"\xff" + raw[middle + 1 :])
     with pytest.raises(RoundhouseError, match="not JSON's") as caught:
         body.fill_fields(json.loads(body.outline), kept_names=())
     assert caught.value.entry.code == "invalid_json"
+
+
+def test_the_memory_of_a_large_body_goes_back_once() -> None:
     freed: list[bool] = []
     body = LargeBody(lambda: freed.append(True))
     body.add_part(b"x" * BLOCK_BYTES)

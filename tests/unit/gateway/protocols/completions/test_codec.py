@@ -125,6 +125,9 @@ def test_a_stream_that_fails_ends_with_the_error() -> None:
     assert (error["message"], error["code"], error["status"]) == ("no cells", "engine_error", 500)
     assert error["request_id"] == "req-ab-1"
     assert done == b"data: [DONE]\n\n"
+
+
+def test_half_a_surrogate_pair_can_be_written() -> None:
     made = streamed(chunk({"content": "\ud83d"}, "stop"), b"data: [DONE]\n\n")
     assert b'"text":"\\ud83d"' in made
 

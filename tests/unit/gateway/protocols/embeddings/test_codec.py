@@ -54,16 +54,22 @@ def test_inputs_of_every_kind_pass_as_they_are(value: Any) -> None:
     assert EMBEDDINGS.get_body_converter(request) is None
 
 
-def test_what_is_sent_of_an_input() -> None:
+def test_an_input_under_an_engines_own_name_passes() -> None:
     for name in ("messages", "content"):
         request = parse_request(json.dumps({"model": "m", name: []}).encode(), may_stream=False)
         EMBEDDINGS.check_request(request, route("m"))
         assert EMBEDDINGS.engine_body(request, route("m"), as_stream=False) is request.raw
+
+
+def test_null_is_as_if_it_were_left_out() -> None:
     # llama-server answers 500 to an `encoding_format` of null.
     request = checked(route("m"), encoding_format=None, dimensions=None, user="u")
     body = json.loads(EMBEDDINGS.engine_body(request, route("m", served_name="inner"), as_stream=False))
     assert body == {"model": "inner", "input": "a", "user": "u"}
     assert EMBEDDINGS.get_body_converter(request) is None
+
+
+def test_a_missing_input_is_refused() -> None:
     with pytest.raises(RoundhouseError, match="it is missing"):
         EMBEDDINGS.check_request(parse_request(b'{"model": "m"}', may_stream=False), route("m"))
 
@@ -91,19 +97,25 @@ def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
         body = json.loads(EMBEDDINGS.engine_body(request, route("m", served_name="inner"), as_stream=False))
         # Numbers are read ten times as fast from base64.
         assert body == {"model": "inner", "input": "a", "encoding_format": "base64"}
-    # Dimensions are left to an engine that knows them.
+
+
+def test_dimensions_are_left_to_an_engine_that_knows_them() -> None:
     knows = route("m", takes_dimensions=True)
     request = checked(knows, dimensions=2)
     assert EMBEDDINGS.engine_body(request, knows, as_stream=False) is request.raw
     assert EMBEDDINGS.get_body_converter(request) is None
-    # What is declared of a model rules and a remote is asked in the client's words.
+
+
+def test_what_is_declared_of_a_model_rules_and_a_remote_is_asked_in_the_clients_words() -> None:
     remote = route("m", takes_dimensions=True, shortens_embeddings=True)
     for encoding in ("float", "base64"):
         request = checked(remote, dimensions=2, encoding_format=encoding)
         body = json.loads(EMBEDDINGS.engine_body(request, remote, as_stream=False))
         assert body == {"model": "m", "input": "a", "encoding_format": encoding}
         assert given(request, answer(OWN, packed(OWN))) == answer([0.6, 0.8], packed([0.6, 0.8]))
-    # Another version of the table decides anew.
+
+
+def test_another_version_of_the_table_decides_anew() -> None:
     request = checked(route("m", shortens_embeddings=True), dimensions=2)
     EMBEDDINGS.check_request(request, route("m", takes_dimensions=True))
     assert EMBEDDINGS.get_body_converter(request) is None
@@ -118,7 +130,9 @@ def test_shorter_vectors_are_the_beginning_scaled_to_length_1() -> None:
         as_floats = checked(may, dimensions=2, **fields)
         assert given(as_floats, told) == answer([0.6, 0.8], [0.0, 0.0])
         assert given(as_floats, answer(OWN, OTHER)) == answer([0.6, 0.8], [0.0, 0.0]), "no base64, though asked for it"
-    # Fields of the engine's own stay.
+
+
+def test_fields_of_the_engines_own_stay() -> None:
     told = answer(packed(OWN)) | {"timings": {"x": 1}}
     item = told["data"][0]
     item |= {"encoding_format": "base64", "own": 1}  # as llama-server tells it

@@ -24,7 +24,7 @@ def _refused_param(query: bytes, body: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("action", [b"save", b"restore"])
-def test_plain_names(action: bytes) -> None:
+def test_a_plain_name_is_needed_to_save_and_to_restore_alone(action: bytes) -> None:
     for name in ("a", "talk.bin", "0_x-Y.9..z", "x" * 200):
         _check(b"model=m&action=" + action, json_bytes({"filename": name}))
     for body in (b"{}", b"[]", b"3"):

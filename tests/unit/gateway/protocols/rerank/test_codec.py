@@ -44,7 +44,7 @@ def given(told: Any, dialect: RerankDialect = RERANK, **fields: Any) -> Any:
     return json.loads(translate(json.dumps(told).encode()))
 
 
-def test_what_the_engine_is_sent() -> None:
+def test_the_engine_is_sent_all_of_the_texts_and_nothing_else() -> None:
     asked = {**PLAIN, "top_n": 1, "return_documents": True, "max_chunks_per_doc": 3, "user": "u", "priority": None}
     assert sent(**asked) == {"model": "inner", **PLAIN, "max_chunks_per_doc": 3, "user": "u"}
     assert sent(RERANK_V2, **PLAIN, max_tokens_per_doc=9) == {"model": "inner", **PLAIN, "max_tokens_per_doc": 9}
@@ -80,15 +80,21 @@ def test_results_have_documents_only_where_they_were_requested() -> None:
     made = given(SCORED, query="q", documents=OBJECTS, return_documents=True)
     assert [result["document"] for result in made["results"]] == [OBJECTS[2], OBJECTS[0], {"text": "b"}]
     assert "document" not in given(SCORED, **PLAIN, return_documents=False)["results"][0]
-    # What the engine adds of its own is not taken for the client's document.
+
+
+def test_what_the_engine_adds_of_its_own_is_not_taken_for_the_clients_document() -> None:
     told = {"results": [{"index": 0, "relevance_score": 1, "document": {"text": "x", "multi_modal": None}}]}
     assert given(told, **PLAIN)["results"] == [{"index": 0, "relevance_score": 1}]
-    # What the engine does not tell is not made up.
+
+
+def test_what_the_engine_does_not_tell_is_not_made_up() -> None:
     made = given({"results": SCORED["results"]}, **PLAIN)
     assert "usage" not in made
     assert made["model"] == "alias"
     assert made["meta"] == {"api_version": {"version": "1"}}
-    # Equal scores keep the client's order.
+
+
+def test_equal_scores_keep_the_clients_order() -> None:
     results = [{"index": index, "relevance_score": 0.5} for index in (2, 0, 1)]
     assert [result["index"] for result in given({"results": results}, **PLAIN, top_n=2)["results"]] == [0, 1]
 
@@ -113,8 +119,11 @@ def test_results_have_documents_only_where_they_were_requested() -> None:
 )
 def test_what_is_wrong_is_refused_at_its_place(fields: dict[str, Any], param: str) -> None:
     assert refusal(lambda: checked(**PLAIN | fields)) == ("invalid_request", param)
+
+
+def test_the_second_version_takes_texts_alone() -> None:
     error = error_of(lambda: checked(RERANK_V2, query="q", documents=["a", {"text": "b"}]))
-    assert error.param == "documents[1]", "the second version takes texts alone"
+    assert error.param == "documents[1]"
     assert "must be a string;" in error.message
 
 

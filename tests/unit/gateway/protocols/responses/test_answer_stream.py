@@ -166,13 +166,16 @@ def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: An
     assert writer().build_answer(Answer(finish=finish)) == empty
 
 
-def test_what_is_asked_of_engines_and_errors_of_streams() -> None:
+def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
     fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
     request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
     engine = route("m").model_copy(update={"backend": "llama_server"})
     RESPONSES_VIA_CHAT.check_request(request, engine)
     assert RESPONSES_VIA_CHAT.open_collector(request) is not None
     assert json.loads(RESPONSES_VIA_CHAT.engine_body(request, engine, as_stream=False))["messages"] == []
+
+
+def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() -> None:
     told = RoundhouseError("queue_full", "No.").json_bytes("r")
     request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
     request.state = context()
@@ -217,6 +220,9 @@ def test_thoughts_between_texts_are_items_between_items() -> None:
     response = folded(stream)
     assert [item["type"] for item in response["output"]] == ["message", "reasoning", "message"]
     assert [part["type"] for part in response["output"][2]["content"]] == ["output_text", "refusal"]
+
+
+def test_half_a_surrogate_pair_can_be_written() -> None:
     half = writer()
     stream = half.begin_answer("x") + half.write_text("\ud83d", None) + half.write_text("ü", None)
     stream += half.end_answer("stop", None, None)
@@ -264,7 +270,7 @@ def response(*names: str) -> dict[str, Any]:
     return {"id": "resp_1", "model": "m", "usage": USAGE, "output": [{"id": name} for name in names]}
 
 
-def test_times_of_items() -> None:
+def test_each_item_tells_how_long_it_took() -> None:
     times = AnswerTimes(100.0)
     times.begin_item(100.5, is_said=False)
     times.begin_item(101.25, is_said=True)

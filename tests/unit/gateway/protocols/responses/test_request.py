@@ -355,10 +355,16 @@ def test_tools_of_a_server_are_functions_in_its_place() -> None:
         ("weather", "a__b"),
         ("weather", "c"),
     ]
+
+
+def test_a_choice_narrows_the_tools_to_one_server() -> None:
     assert functions(tools=[WEATHER, TIME], tool_choice=TIME) == ["roundhouse__current_time"]
     both = [{"type": "mcp", "server_label": "weather", "name": "set"}, {"type": "function", "name": "own"}]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": both}
     assert functions(tools=[WEATHER, TIME, OWN], tool_choice=choice) == ["weather__set", "own"]
+
+
+def test_a_server_elsewhere_is_ignored_beside_other_tools() -> None:
     for others in ([OWN], [WEATHER], [{"type": "file_search", "vector_store_ids": ["vs"]}]):
         assert "docs" not in str(functions(tools=[*others, ELSEWHERE]))
     assert servers_of(tools=[OWN, ELSEWHERE]) is None
@@ -417,7 +423,7 @@ def test_calls_need_an_approval_unless_the_request_says_never(approval: Any, una
         ([WEATHER, {"type": "function", "name": "weather__get"}], "tools[1].name", "no other tool's"),
     ],
 )  # fmt: skip
-def test_what_is_refused(tools: list[Fields], place: str, says: str) -> None:
+def test_tools_that_no_server_has_are_refused(tools: list[Fields], place: str, says: str) -> None:
     error = error_of(lambda: functions(tools=tools))
     assert error.entry.code == "invalid_request"
     assert (error.param or "").startswith(place)
@@ -437,7 +443,7 @@ def test_choices_of_what_there_is_not(tools: list[Fields], choice: Fields, place
     assert refusal(lambda: functions(tools=tools, tool_choice=choice)) == ("invalid_request", place)
 
 
-def test_what_is_repeated_and_told_of_tools() -> None:
+def test_the_response_repeats_no_more_than_what_was_asked_for() -> None:
     asked: Fields = {**WEATHER, "server_url": None, "allowed_tools": ["get"], "server_description": "Weather."}
     assert echo_mcp(asked) == {
         "type": "mcp",
@@ -446,9 +452,15 @@ def test_what_is_repeated_and_told_of_tools() -> None:
         "allowed_tools": ["get"],
         "require_approval": "never",
     }
+
+
+def test_what_a_model_is_told_of_errors() -> None:
     assert text_of_error(invalid_call("No.")) == text_of_error(failed_server(502, "No.")) == "No."
     assert text_of_error(failed_tool("No.")) == text_of_error("No.") == "No."
     assert text_of_error(None) == text_of_error({"content": [{"type": "image"}]}) == "The call was not run."
+
+
+def test_arguments_that_are_no_object_are_none() -> None:
     assert [read_arguments(text) for text in ("", " ", '{"a": 1}', "[]", '{"a"', "[" * 100_000)] == [
         *({}, {}, {"a": 1}),
         *(None, None, None),

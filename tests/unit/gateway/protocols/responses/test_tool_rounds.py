@@ -128,6 +128,9 @@ def test_a_tool_that_failed_is_told_to_the_model() -> None:
         "content": [{"type": "text", "text": "No such city."}],
     }
     assert played.prompts[1].turns[-1] == ToolResult("c0", (Text("No such city."),))
+
+
+def test_an_approval_that_is_never_given_is_forgotten() -> None:
     played = play(SAYS, history=asked_before(), input="Never mind.", tools=[ALWAYS])
     assert not played.ran
     assert [type(turn).__name__ for turn in played.prompts[0].turns] == ["User", "User"]
@@ -148,7 +151,7 @@ def test_endless_calls_end_with_a_round_without_tools() -> None:
     ]
 
 
-def test_a_request_may_limit_its_calls_and_tokens() -> None:
+def test_a_request_may_limit_its_calls() -> None:
     both = Round(calls=[("weather__get", BONN), ("weather__set", BONN)])
     played = play(both, SAYS, max_tool_calls=1)
     assert folded(played.stream) == played.response
@@ -158,6 +161,9 @@ def test_a_request_may_limit_its_calls_and_tokens() -> None:
         "The call was not run: the response may have no more calls (`max_tool_calls`).",
     ]
     assert played.prompts[1].tool_choice == ToolChoice("none")
+
+
+def test_tokens_count_over_all_rounds() -> None:
     played = play(ASKS, SAYS, max_output_tokens=7)
     assert [asked["max_output_tokens"] for asked in played.fields] == [7, 2]
     assert played.response["max_output_tokens"] == 7
@@ -320,6 +326,9 @@ def test_without_a_stream_nobody_is_told_before_the_end() -> None:
         rounds = RoundsWriter({"model": "m", "tools": [WEATHER], "background": background}, made, is_stream=False)
         rounds.begin_answer("")
         assert (made.response is not None, made.cancel) == (background, None)
+
+
+def test_an_error_in_a_round_is_kept_and_fails_the_response() -> None:
     mcp = present(servers_of(tools=[WEATHER]))
     made = context(mcp=mcp)
     rounds = RoundsWriter({"model": "m", "tools": [WEATHER]}, made, is_stream=True)
@@ -448,6 +457,9 @@ def test_results_are_told_in_the_order_of_their_calls() -> None:
     # Whichever call ends first, so that the engine's cache holds for what is read back.
     played = respond(BOTH, RAINS, ends_last_first=True)
     assert transcript(played.prompts[-1].turns)[2:] == [GOT, SET]
+
+
+def test_the_mark_of_an_id_names_its_round() -> None:
     token = "0123456789abcdef" * 3
     ids = [mark_round(f"{prefix}_{token}{number}", 12) for prefix, number in (("mcp", "0001"), ("fc", "00ff"))]
     assert [round_of({"id": each}) for each in ids] == [f"{token}r12"] * 2

@@ -80,7 +80,7 @@ def test_constraints_of_a_large_body_are_read_whole(
         (COMPLETIONS_VIA_CHAT, {**PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_two_constraints_are_refused(dialect: Dialect, asked: dict[str, Any], place: str, name: str) -> None:
+def test_two_constraints_are_refused_at_once(dialect: Dialect, asked: dict[str, Any], place: str, name: str) -> None:
     error = error_of(lambda: read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server")))
     assert (error.entry.code, error.param) == ("invalid_request", place)
     assert f"`{name}` and `{place}`" in error.message

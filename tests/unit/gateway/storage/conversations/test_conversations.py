@@ -93,7 +93,7 @@ def test_items_follow_each_other_or_begin_a_branch(database: StateDatabase) -> N
     ("deleted", "left"),
     [("a", ["b", "c", "e"]), ("b", ["a", "c", "e"]), ("c", ["a", "b", "e"]), ("e", ["a", "b", "c"])],
 )
-def test_items_after_a_deleted_one(database: StateDatabase, deleted: str, left: list[str]) -> None:
+def test_a_deleted_item_is_missing_in_every_branch(database: StateDatabase, deleted: str, left: list[str]) -> None:
     begin(database, "a", "b", "c", "d")
     add(database, "e", start=BranchStart("c"))
     with database.transaction():
@@ -136,7 +136,7 @@ def test_turns_of_one_write_follow_each_other_and_items_keep_apart(database: Sta
         add(database, "b")
 
 
-def test_a_branch_is_bounded_and_a_conversation_goes_with_all_its_items(database: StateDatabase) -> None:
+def test_a_branch_is_bounded(database: StateDatabase) -> None:
     begin(database, "a", "b")
     too_long = "longer than what may be continued"
     for bounds in (HistoryBounds(MIB, items=2), HistoryBounds(150)):
@@ -323,9 +323,12 @@ def test_where_a_text_has_what_is_searched(text: str, words: str, hit: Hit | Non
     assert find_hit(text, fold_words(words)) == hit
 
 
-def test_hits_and_words() -> None:
+def test_a_hit_has_a_part_of_what_stands_around_it() -> None:
     text = "a" * 1000 + "needle" + "b" * 1000
     assert find_hit(text, fold_words("NEEDLE")) == Hit("a" * 80, "needle", "b" * 80)
+
+
+def test_words_are_folded_without_case_and_blanks() -> None:
     assert fold_words(" A  b\u3000a\tB\n") == (b"a", b"b")
     assert fold_words(" \n") == ()
     assert fold_text("\ud800") == b"\xed\xa0\x80"

@@ -161,12 +161,15 @@ def test_last_events_are_stored_before_readers_get_them(before: int) -> None:
     assert stored.read_block(before) == events(before, 2)
 
 
-async def test_it_takes_little_room_and_a_reader_of_what_is_over_ends() -> None:
+def test_a_log_of_events_takes_little_room() -> None:
     log = EventLog()
     head = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","item_id":"msg_0123456789"'
     for number in range(5000):
         log.append_events(head + b',"content_index":0,"delta":"word","sequence_number":%d}\n\n' % number)
     assert len(log.to_stored()) < 20 * 5000
+
+
+async def test_a_reader_of_what_is_over_ends() -> None:
     log = EventLog(5)
     log.append_events(events(5, 2))
     log.end()
