@@ -129,7 +129,8 @@ async def test_engines_are_shut_in_and_what_cannot_run_says_why(
         ("big", "out of memory"),
     ):
         failed = await docker_stack.model_where(name, lambda model: model.state is ModelState.FAILED, "failed")
-        assert words in (failed.last_error or "")
+        assert words in (failed.last_error or ""), name
+        assert name != "ours" or failed.last_error == words
     log = docker_stack.log("controller")
     assert "pull theirs" in log
     assert "pull ours" not in log, "one of ours is never pulled"
