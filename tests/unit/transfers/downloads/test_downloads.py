@@ -182,7 +182,7 @@ def test_a_record_that_names_no_reference_ends_as_failed(tmp_path: Path, server:
     assert (found.state, error_code(found)) == ("failed", "reference_invalid")
 
 
-def test_no_log_has_an_address_s_query(
+def test_no_log_has_the_query_of_an_address(
     transfers: Transfers, server: FileServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
