@@ -94,7 +94,7 @@ async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, clo
 
 
 async def test_a_stream_that_is_left_ends_the_engines_work(process_stack: RoundhouseStack) -> None:
-    process_stack.declare({"slow": {"backend": "stub", "stub_text": "word " * 500, "stub_token_delay_ms": 20}})
+    process_stack.declare({"slow": {"backend": "stub", "stub_text": "word " * 5000, "stub_token_delay_ms": 20}})
     await process_stack.open("slow")
     async with process_stack.sdk() as client:
         stream = await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
