@@ -138,7 +138,7 @@ async def test_an_unload_under_load_loses_nothing(stack: RoundhouseStack, runtim
     assert all("-other-" in name for name in runtime_fixture.left(stack))
 
 
-async def test_loads_start_one_engine_each_whoever_asks_and_a_missing_file_delays_nobody(
+async def test_loads_are_shared_outlive_their_client_and_are_not_delayed_by_one_that_fails(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     slow = {"backend": "stub", "enabled": False, "stub_load_s": 1.5}
@@ -166,7 +166,7 @@ async def test_loads_start_one_engine_each_whoever_asks_and_a_missing_file_delay
     assert len(runtime_fixture.left(stack)) == 3
 
 
-async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_demand(
+async def test_an_unload_refuses_who_waits_for_the_load_and_stays_over_a_restart_and_against_demand(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
     endless = {"backend": "stub", "autoload": True, "enabled": False, "stub_load_s": 600}

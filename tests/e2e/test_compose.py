@@ -61,7 +61,9 @@ async def check_documents(project: ComposeProject) -> None:
     assert (hit["document_id"], hit["text"]) == ("d", "Coal is in the shed.")
 
 
-async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose_project: ComposeProject) -> None:
+async def test_compose_serves_keeps_documents_survives_its_controller_and_leaves_nothing(
+    compose_project: ComposeProject,
+) -> None:
     compose_project.compose("up", "-d", "--no-build")
     await until("both replicas are ready", compose_project.loaded, 120)
     before = compose_project.engines()

@@ -125,8 +125,6 @@ async def test_a_broken_file_changes_nothing_and_says_where(
     assert await _identities(stack, runtime_fixture, "one") == before
     assert (await stack.status()).desired_problems == [problem]
     assert (await stack.plan()).actions == []
-    for path in stack.state.rglob("*.json"):
-        assert json.loads(path.read_text())["schema_version"] == 1, path
 
 
 async def _problems(stack: RoundhouseStack) -> bool:
@@ -200,3 +198,12 @@ async def test_loads_that_fail_say_why_and_delay_nobody_and_a_file_that_arrives_
     assert late.retry_at is not None
     shutil.copy(stack.models / "clockwork.gguf", stack.models / "late.gguf")
     await stack.loaded("late")
+
+
+async def test_state_files_carry_a_schema_version(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
+    stack.declare({"one": {"backend": "stub"}})
+    await stack.open("one")
+    files = [*stack.state.rglob("*.json")]
+    assert files
+    for path in files:
+        assert json.loads(path.read_text())["schema_version"] == 1, path

@@ -22,7 +22,8 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
 async def test_the_openai_sdk_unmodified(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
-    stack.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING})
+    off = LLAMA | {"enabled": False}
+    stack.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING, "off": off})
     await stack.open("chat", "embed")
     async with stack.sdk() as client:
         listed = {model.id async for model in client.models.list()}
@@ -47,6 +48,9 @@ async def test_the_openai_sdk_unmodified(stack: RoundhouseStack, runtime_fixture
         with pytest.raises(openai.NotFoundError) as unknown:
             await client.chat.completions.create(model="nobody", messages=HELLO)
         assert unknown.value.code == "unknown_model"
+        with pytest.raises(openai.InternalServerError) as unloaded:
+            await client.chat.completions.create(model="off", messages=HELLO)
+        assert unloaded.value.code == "model_not_loaded"
         # The gateway knows the vocabulary, so that the engine need not count so long a prompt.
         await until("it is refused unseen", lambda: _is_refused_unseen(client))
 
@@ -87,3 +91,15 @@ async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, clo
         assert "secret-key" not in other.log("controller") + other.log("gateway")
     finally:
         await other.close()
+
+
+async def test_a_stream_that_is_left_ends_the_engines_work(process_stack: RoundhouseStack) -> None:
+    process_stack.declare({"slow": {"backend": "stub", "stub_text": "word " * 5000, "stub_token_delay_ms": 20}})
+    await process_stack.open("slow")
+    async with process_stack.sdk() as client:
+        stream = await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
+        async for _ in stream:
+            break
+        await process_stack.model_where("slow", lambda model: model.replicas[0].inflight == 1, "one is inside")
+        await stream.close()
+    await process_stack.model_where("slow", lambda model: model.replicas[0].inflight == 0, "none is inside")

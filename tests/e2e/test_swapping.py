@@ -44,11 +44,13 @@ async def chat(stack: RoundhouseStack, model: str, **fields: Any) -> str:
     return reply.code if "error" in reply.body else str(reply.body["choices"][0]["message"]["content"])
 
 
-async def test_each_is_loaded_once_for_many_and_seldom_for_mixed_requests(stack: RoundhouseStack) -> None:
+async def test_many_requests_load_each_model_once_and_mixed_ones_seldom(stack: RoundhouseStack) -> None:
     count = campaign_count(40, 400)
     dice = random.Random(campaign_seed())
     stack.declare(TWO)
     await stack.open()
+    unused = [(model.state, model.replicas) for model in (await stack.status()).models]
+    assert unused == [(ModelState.UNLOADED, [])] * 2
     at_once = (chat(stack, model) for model in ("one", "two") * 20)
     assert await asyncio.gather(*at_once) == [SENTENCE] * 40
     assert loads(stack) == 2

@@ -1,4 +1,4 @@
-"""A Roundhouse with a page, for all tests of a file."""
+"""A Roundhouse with a page, for all tests of this folder."""
 
 from __future__ import annotations
 

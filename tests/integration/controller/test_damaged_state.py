@@ -20,6 +20,8 @@ from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.small_disk import SmallDisk, mount_small_disk
 from tests.support.wait import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["epoch.json", "memory.json"])
 def test_a_damaged_file_is_told_in_one_line(tmp_path: Path, name: str) -> None:
@@ -40,9 +42,6 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path: Path, name: str) -> None:
     assert done.stderr.splitlines()[-1].startswith(f"roundhouse controller: {tmp_path / name}")
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture
 async def stub(folder: Path) -> AsyncIterator[RoundhouseStack]:
     """A controller and a gateway with a stub engine, loaded."""
@@ -57,18 +56,22 @@ async def stub(folder: Path) -> AsyncIterator[RoundhouseStack]:
     assert ProcessRuntimeFixture().left(stack) == []
 
 
-async def is_refused(stack: RoundhouseStack, model: str, code: str = "model_not_loaded") -> bool:
-    """Whether a request to the model is refused with this code; without one: whether it is answered."""
+async def chat_code(stack: RoundhouseStack, model: str) -> str:
+    """The code that a request to the model is refused with; empty: it is answered."""
     try:
         async with AdminApi(stack.url) as api:
             reply = await api.chat(model)
     except aiohttp.ClientError:
-        return False
-    return reply.status == 200 if not code else reply.status != 200 and reply.code == code
+        return "not connected"
+    return "" if reply.status == 200 else reply.code
 
 
-async def is_answered(stack: RoundhouseStack, model: str = "a") -> bool:
-    return await is_refused(stack, model, "")
+async def is_answered(stack: RoundhouseStack) -> bool:
+    return await chat_code(stack, "a") == ""
+
+
+async def is_unloaded(stack: RoundhouseStack, model: str) -> bool:
+    return await chat_code(stack, model) == "model_not_loaded"
 
 
 async def test_a_deleted_socket_is_made_anew_and_a_gateway_that_starts_then_connects(stub: RoundhouseStack) -> None:
@@ -91,7 +94,7 @@ async def test_a_gateway_believes_a_controller_that_found_no_epoch(stub: Roundho
         stub.start("controller")
         await stub.loaded("a")
         await stub.post("/v1/admin/models/a/unload", {})
-        await until("the gateway knows", lambda: is_refused(stub, "a"))
+        await until("the gateway knows", lambda: is_unloaded(stub, "a"))
         await stub.post("/v1/admin/models/a/load", {})
         await until("the gateway knows", lambda: is_answered(stub))
 
@@ -139,7 +142,7 @@ async def test_a_controller_on_a_full_disk_names_what_is_unsaved(stubs: Roundhou
 
     # The gateway goes by this controller's tables, not by those of the one before it.
     await stubs.post("/v1/admin/models/b/unload", {})
-    await until("the gateway knows", lambda: is_refused(stubs, "b"))
+    await until("the gateway knows", lambda: is_unloaded(stubs, "b"))
 
     disk.fill()  # what the journal's index and b's files took was free again
     await stubs.post("/internal/pause", {"paused": True})

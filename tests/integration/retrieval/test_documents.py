@@ -172,7 +172,7 @@ async def test_a_filtered_list_is_read_in_parts(tmp_path: Path, monkeypatch: pyt
         ("/v1/search", {"query": "x", "rerank": True}, "invalid_request", "rerank"),
     ],
 )
-async def test_bad_input_is_named(
+async def test_bad_input_is_named_and_stores_nothing(
     harness: RetrievalHarness, path: str, body: Any, code: str, param: str | None
 ) -> None:
     answer = await harness.request("POST", path, body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,6 +195,23 @@ async def test_fusion_is_chosen(tmp_path: Path, method: str) -> None:
         fusion = {"method": method, "dense_weight": 0, "sparse_weight": 2}
         [first, *_] = await harness.search("dog", fusion=fusion)
         assert (first["text"], first["score"]) == ("A dog.", 2.0 if method == "weighted" else pytest.approx(2 / 3))
+
+
+async def test_documents_of_the_embedded_store_are_found_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "edge"
+    settings: dict[str, Any] = {"retrieval_embedding_model": "m"}
+    async with retrieval_harness(tmp_path, store=await EdgeStore.open(folder), **settings) as harness:
+        await harness.add("The quick brown fox.\n\nA lazy dog sleeps.", "d", metadata={"lang": "en", "draft": True})
+        await harness.add("Another fox runs.", "e", metadata={"lang": "de", "draft": False})
+        await harness.add("A fox of somebody else.", "d", tenant="bob")
+        assert (await harness.texts("sleeping dogs", mode="sparse")) == ["A lazy dog sleeps."]
+        assert sorted(await harness.texts("fox")) == ["A lazy dog sleeps.", "Another fox runs.", "The quick brown fox."]
+        assert await harness.texts("fox", filter={"draft": True}, mode="sparse") == ["The quick brown fox."]
+        assert await harness.texts("fox", filter={"type": "ne", "key": "lang", "value": "en"}) == ["Another fox runs."]
+        await harness.add("The new fox.", "d")
+    async with retrieval_harness(tmp_path, store=await EdgeStore.open(folder), **settings) as harness:
+        assert sorted(await harness.texts("foxes", mode="sparse")) == ["Another fox runs.", "The new fox."]
+        assert await harness.texts("fox", tenant="bob") == ["A fox of somebody else."]
 
 
 async def test_tenants_are_listed_and_deleted(harness: RetrievalHarness) -> None:

@@ -60,7 +60,7 @@ def check_text(error: BaseException, server: FakeQdrantServer) -> None:
 
 @pytest.mark.parametrize("kind", ["500", "503", "close"])
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_failure_is_tried_again(server: FakeQdrantServer, store: ServerStore, call: str, kind: str) -> None:
+async def test_what_fails_is_tried_again(server: FakeQdrantServer, store: ServerStore, call: str, kind: str) -> None:
     server.fail(kind, TRIES - 1)
     await CALLS[call](store)
     assert len(set(server.requests)) < len(server.requests)
@@ -78,7 +78,7 @@ async def test_a_failure_names_no_address(server: FakeQdrantServer, store: Serve
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_server_that_hangs_is_left(server: FakeQdrantServer, store: ServerStore, call: str) -> None:
+async def test_a_server_that_hangs_is_given_up(server: FakeQdrantServer, store: ServerStore, call: str) -> None:
     server.fail("hang", 100)
     hurried = ServerStore.connect(server.url, "s3cret", read_s=0.1, write_s=0.1)
     with pytest.raises(VectorStoreError, match=r"did not answer within 0.1 s") as raised:

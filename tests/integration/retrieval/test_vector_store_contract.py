@@ -190,6 +190,11 @@ async def test_one_unfit_point_refuses_all_of_its_call(store: VectorStore, refus
     assert await store.count_points("dense") == 0
 
 
+async def test_a_query_that_is_no_unicode_is_refused(store: VectorStore) -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        await store.search_sparse("dense", "\ud800", scope(), 1)
+
+
 async def test_dense_search_orders_by_cosine(store: VectorStore) -> None:
     await store.upsert_points(
         "dense",

@@ -222,7 +222,9 @@ def test_a_redirect_to_another_hub_does_not_take_the_token_there(place: Any, tmp
             assert "hf_tester" not in str(each)
 
 
-def test_no_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, listener: socket.socket, tmp_path: Path) -> None:
+def test_a_proxy_of_the_environment_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, listener: socket.socket, tmp_path: Path
+) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")

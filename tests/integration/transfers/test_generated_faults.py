@@ -120,7 +120,7 @@ def check_end(site: DownloadSite, found: Download, right: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("seed", campaign_seeds(10, 100))
-def test_it_ends_in_the_right_bytes_or_a_clear_error(
+def test_each_download_ends_in_the_right_bytes_or_a_clear_error(
     seed: int, tmp_path: Path, record_property: RecordProperty
 ) -> None:
     chance = random.Random(seed)

@@ -34,7 +34,9 @@ def own_client() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("repository", make_repositories(), ids=lambda each: each.name)
-def test_the_real_client_s_bytes(repository: HubRepository, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_real_client_gets_the_same_bytes(
+    repository: HubRepository, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     is_pickle = repository.name == "tiny/pickle"
     with FakeHub([repository], page=3) as hub:
         with open_site(tmp_path / "models", hub.endpoint, token=TOKEN) as site:

@@ -118,6 +118,14 @@ def test_why_nothing_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said[-1] is None
 
 
+def test_a_source_that_asks_to_wait_for_too_long_is_given_up(tmp_path: Path) -> None:
+    fault = Fault("status", site="resolve", status=429, retry_after="86400")
+    with make_hub(fault) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        found = site.pull(REFERENCE)
+    assert found.error is not None
+    assert (found.error.code, "86400" in found.error.message) == ("source_unavailable", True)
+
+
 @pytest.mark.parametrize("faults", [(), (Fault("ignored_range", times=0),)], ids=["range", "whole"])
 @pytest.mark.parametrize(
     "other", [CONTENT * 3, CONTENT[:-1], b"", CONTENT[::-1]], ids=["more", "less", "none", "other"]
@@ -213,7 +221,7 @@ def test_a_write_without_room_is_a_full_disk(number: int, tmp_path: Path, monkey
         assert list_models(site.models) == LARGE_RIGHT
 
 
-def test_a_full_disk_at_the_move(
+def test_a_disk_that_is_full_when_files_are_moved_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def link_nothing(*_: object, **__: object) -> None:

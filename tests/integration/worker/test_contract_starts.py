@@ -93,7 +93,10 @@ PROCESSES: list[tuple[str, Harm, tuple[str, ...], str, str | None]] = [
     ("litert_lm", cut("", 50_000), (), "LiteRT-LM cannot load PATH", "the file is not complete"),
     ("litert_lm", nothing, ("--backend", "gpu"), "LiteRT-LM cannot load PATH with its computing on the gpu", "Vulkan"),
     ("llama_cpp", cut("", 300_000), (), "llama.cpp cannot load PATH: .*corrupted or incomplete", None),
-    ("llama_cpp", nothing, ("--chat-format", "none"), "--chat-format none: neither the model nor llama-cpp-", None),
+    (
+        *("llama_cpp", nothing, ("--chat-format", "none")),
+        *("--chat-format none: neither the model nor llama-cpp-python has it", None),
+    ),
 ]
 
 
@@ -215,7 +218,10 @@ def test_without_its_package_it_names_the_extra(
 @pytest.mark.parametrize(
     ("engine", "flags", "line"),
     [
-        ("exllamav3", ("--cache-quant", "9"), "argument --cache-quant: must be bits from 2 to 8, for K and V alike or"),
+        (
+            *("exllamav3", ("--cache-quant", "9")),
+            "argument --cache-quant: must be bits from 2 to 8, for K and V alike or as",
+        ),
         ("exllamav3", ("--cache-quant", "8,"), "argument --cache-quant: must be bits from 2 to 8"),
         ("exllamav3", ("--cache-size", "300"), "argument --cache-size: must be a multiple of 256, is 300"),
         ("exllamav3", ("--prompt-format", "translategemma_template"), "argument --prompt-format: invalid choice"),

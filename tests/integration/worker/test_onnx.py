@@ -60,7 +60,8 @@ async def test_through_the_gateway(worker: Worker) -> None:
             fields: Any = {"encoding_format": encoding} if encoding else {}
             answer = await client.embeddings.create(model="demo", input=TEXTS, **fields)
             assert close(answer.data)
-            assert answer.model == "demo"
+            assert (answer.model, [each.index for each in answer.data]) == ("demo", [0, 1])
+            assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (11, 11)
             short = await client.embeddings.create(model="short", input=TEXTS, dimensions=2, **fields)
             assert close(short.data, [unit(each[:2]) for each in VECTORS])
         whole = await client.embeddings.create(model="demo", input=TEXTS, dimensions=WIDTH)

@@ -87,7 +87,9 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
 @example([{"a": 2**53}, {"a": 2**53 + 1}], [Comparison("a", "gt", (2**53,)), Comparison("a", "eq", (2**53 + 1,))])
 @example([{"tenant": "t"}, {}], [Comparison("tenant", "eq", ("t",))])
 @example([{}, {"a": []}], [Combination("or", (Comparison("a", "ne", ("x",)), Comparison("a", "gt", (0,))))])
-def test_searches_match(shard: Shard, documents: list[dict[str, AttributeValue]], wanted: list[Filter]) -> None:
+def test_a_search_finds_what_matches(
+    shard: Shard, documents: list[dict[str, AttributeValue]], wanted: list[Filter]
+) -> None:
     points = [
         Point(str(uuid.UUID(int=number)), "t", "", number, 0, "word", (1.0, 0.0), held)
         for number, held in enumerate(documents)

@@ -284,17 +284,17 @@ def row_of(outcome: Outcome) -> dict[str, object]:
     return dict(zip(table.columns, row, strict=True))
 
 
-def test_the_score_is_of_those_judged_but_for_the_excused() -> None:
+def test_the_score_and_the_list_of_survivors_leave_the_excused_out() -> None:
     survivor, other = mutant("return a <= b"), mutant("return a | b")
     wording = mutant('say("XXone two threeXX")', 'say("one two three")')
     verdicts = {survivor: "survived", other: "survived", wording: "survived", mutant("x"): "killed"}
     survey = surveyed({**verdicts, mutant("y"): "timed out", mutant("z"): "untested"})
     excused = {key_of(survivor): "they are never equal"}
-    told = [
-        f"{HOSTS}:7: {why}: `return a < b` as `{after}`"
-        for why, after in (("survived", "return a | b"), ("untested", "z"))
+    listed = [
+        f"{HOSTS}:7: survived: `return a < b` as `return a | b`",
+        f"{HOSTS}:7: untested: `return a < b` as `z`",
     ]
-    assert list_survivors(survey, excused) == told
+    assert list_survivors(survey, excused) == listed
     row = row_of(judge([survey], excused, {}))
     assert tuple(row.values()) == ("gateway/ingress", 6, 6, 6, 1, 1, 3, 1, 1, 1, 1, "50.0%", "none", "")
 

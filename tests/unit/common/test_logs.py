@@ -142,9 +142,7 @@ def test_a_file_that_somebody_moves_or_deletes_is_begun_anew(tmp_path: Path, log
     assert kept_lines(path) == ["three"]
 
 
-def test_a_file_goes_on_after_an_earlier_program_and_takes_text_that_is_none(
-    tmp_path: Path, logger: logging.Logger
-) -> None:
+def test_a_file_goes_on_after_an_earlier_program_and_escapes_surrogates(tmp_path: Path, logger: logging.Logger) -> None:
     path = tmp_path / "gateway.log"
     path.write_text("before\n")
     add_file(logger, path)

@@ -128,7 +128,9 @@ def test_an_unreadable_record_is_no_first_start(
     assert clock.read_earliest() == clocks.now
 
 
-def test_an_unwritable_record(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_record_is_told_once_and_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     clocks, is_full = Clocks(), True
 
     def write(path: Path, content: bytes) -> None:

@@ -46,6 +46,7 @@ from tests.support.chaos.verdict import (
     make_outcome,
     must_be_zero,
     refused_while_whole,
+    spread,
     unexcused,
 )
 from tests.support.checked_clients import (
@@ -196,6 +197,14 @@ def test_the_tables_count_kills_faults_and_lost_requests() -> None:
     titles = [table.title for table in make_outcome(replace(record, left_out={"disk full": "no disk"}), 2).tables]
     assert titles[0] == "What must be 0"
     assert titles[-1] == "Left out"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], ("", "", "")), ([2.0], ("2.00 s",) * 3), ([*range(1, 101)], ("50.00 s", "95.00 s", "100.00 s"))],
+)
+def test_the_spread_is_median_95th_percentile_and_maximum(values: list[float], expected: tuple[str, ...]) -> None:
+    assert spread(values) == expected
 
 
 def test_what_was_acknowledged_is_kept_and_refusals_are_excused_by_faults_alone() -> None:

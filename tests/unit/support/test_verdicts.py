@@ -11,7 +11,8 @@ import pytest
 
 from tests.campaigns.campaign_compaction import failures_of as failures_of_agents
 from tests.campaigns.campaign_compaction import tables_of as tables_of_agents
-from tests.campaigns.campaign_document_clients import failures_of, tables_of
+from tests.campaigns.campaign_document_clients import failures_of as failures_of_clients
+from tests.campaigns.campaign_document_clients import tables_of as tables_of_clients
 from tests.campaigns.campaign_mcp_servers import failures_of as failures_of_servers
 from tests.campaigns.campaign_mcp_servers import tables_of as tables_of_servers
 from tests.support import llama_servers
@@ -123,8 +124,8 @@ def test_a_package_that_raises_another_error_fails() -> None:
 
 def test_all_but_held_is_a_failure() -> None:
     results = {"LangChain": {"one": "held", "two": "AssertionError: no\nmore"}}
-    assert failures_of(results) == ["LangChain, two: AssertionError: no\nmore"]
-    rows = [tuple(row) for row in tables_of(results)[0].rows]
+    assert failures_of_clients(results) == ["LangChain, two: AssertionError: no\nmore"]
+    rows = [tuple(row) for row in tables_of_clients(results)[0].rows]
     assert rows == [("LangChain", "one", "held"), ("LangChain", "two", "AssertionError: no")]
 
 
@@ -169,6 +170,7 @@ def test_each_question_has_one_answer_that_no_other_document_gives() -> None:
     assert "FOX_MODE" in asked["fox"]
     assert "dog_sleep_s" in asked["dog"]
     assert len(sets[MIXED]) == 6
+    assert make_question_sets({"fox": FOX, "dog": DOG}, seed=1, count=10) == sets
 
 
 def test_a_paraphrase_has_words_that_its_document_does_not_have() -> None:

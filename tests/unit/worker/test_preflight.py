@@ -14,7 +14,7 @@ from worker.preflight import check_gguf, open_listener, port_number
 
 
 @pytest.mark.parametrize(("content", "message"), [(b"hello", "b'hell'"), (b"", "b''"), (b"GGU", "b'GGU'")])
-def test_a_file_that_is_no_gguf(tmp_path: Path, content: bytes, message: str) -> None:
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     with pytest.raises(LoadError, match=f"is not a GGUF file: it begins with {message}"):

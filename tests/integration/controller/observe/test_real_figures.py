@@ -69,7 +69,7 @@ def llama_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     ],
     ids=["applied", "otherwise"],
 )
-async def test_llama_server_s_figures(
+async def test_llama_server_reports_what_it_applies(
     llama_server: Worker, fields: dict[str, Any], gaps: tuple[FigureGap, ...]
 ) -> None:
     declared = {"model_path": "m.gguf", **fields}

@@ -174,7 +174,7 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(engines: ContractE
 
 
 @pytest.mark.parametrize("fault", [ValueError("no such option"), TypeError("no number"), KeyError("program")])
-async def test_no_command_line_is_permanent(
+async def test_a_definition_without_a_command_line_fails_for_good(
     engines: ContractEngines, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     def render_command(*_: object) -> Launch:

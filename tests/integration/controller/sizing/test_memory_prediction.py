@@ -148,7 +148,9 @@ def test_llama_server_takes_what_is_predicted(
         pytest.param(SMALL, {"n_ctx": 1000, "embedding": True}, id="small-embedding"),
     ],
 )
-def test_llama_cpp_s_memory(tmp_path: Path, models: Path, shape: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+def test_llama_cpp_takes_what_is_predicted(
+    tmp_path: Path, models: Path, shape: Mapping[str, Any], fields: Mapping[str, Any]
+) -> None:
     require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
     name = model_file(models, shape)
     engine, port = ENGINES["llama_cpp"], free_port()

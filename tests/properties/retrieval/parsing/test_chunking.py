@@ -73,7 +73,9 @@ def test_overlap_is_bounded(text: str, options: ChunkingOptions, structure: Stru
 
 
 @given(TEXTS, _options(), STRUCTURES)
-def test_every_letter_is_in_a_chunk(text: str, options: ChunkingOptions, structure: Structure) -> None:
+def test_every_character_that_is_not_blank_is_in_a_chunk(
+    text: str, options: ChunkingOptions, structure: Structure
+) -> None:
     assert _left_out(text, cut_text(text, options, structure)).removeprefix("\ufeff").strip() == ""
 
 

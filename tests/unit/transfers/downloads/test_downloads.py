@@ -182,7 +182,9 @@ def test_a_record_that_names_no_reference_ends_as_failed(tmp_path: Path, server:
     assert (found.state, error_code(found)) == ("failed", "reference_invalid")
 
 
-def test_no_log_has_a_query(transfers: Transfers, server: FileServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_log_has_the_query_of_an_address(
+    transfers: Transfers, server: FileServer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG")
     secret = read_reference(f"{server.url}/m.gguf?signature=hunter2#sha256={'a' * 64}")
     assert fetch(transfers, secret).state == "failed"
@@ -256,12 +258,15 @@ def test_a_source_that_ignores_ranges_is_read_from_its_beginning(transfers: Tran
     assert transfers.inspector.read_range(reference, "m.gguf", 50, 10) == SMALL[50:60]
 
 
-def test_a_local_file_is_read_too_and_one_that_is_not_there_is_named(tmp_path: Path, transfers: Transfers) -> None:
+def test_a_local_file_is_read_too_and_one_that_is_not_there_is_refused(
+    tmp_path: Path, transfers: Transfers, server: FileServer
+) -> None:
     (tmp_path / "m.gguf").write_bytes(SMALL)
-    reference = read_reference(f"file:{tmp_path}/m.gguf")
-    assert transfers.inspector.read_range(reference, "m.gguf", 90, 50) == SMALL[90:]
-    with refused("source_not_found"):
-        transfers.inspector.read_range(reference, "x.gguf", 0, 1)
+    local = read_reference(f"file:{tmp_path}/m.gguf")
+    assert transfers.inspector.read_range(local, "m.gguf", 90, 50) == SMALL[90:]
+    for reference in (local, add_file(server, "/m.gguf", SMALL)):
+        with refused("source_not_found"):
+            transfers.inspector.read_range(reference, "x.gguf", 0, 1)
 
 
 def test_a_source_that_changed_in_between_is_told(transfers: Transfers, server: FileServer) -> None:

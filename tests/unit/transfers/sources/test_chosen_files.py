@@ -40,9 +40,14 @@ def choose(
         (SHARDS, {"path": SHARDS[1]}, SHARDS),
         (("mmproj-F16.gguf", *GGUF), {"path": "m-Q8_0.gguf"}, ("m-Q8_0.gguf",)),
     ],
+    ids=[
+        *("a name in any case", "a whole word first", "a part of a word", "the usual one without a name"),
+        *("the best without the usual", "the first of equals", "all shards in order", "the shards of a path"),
+        "a path alone",
+    ],
 )
 def test_which_gguf_files_are_taken(paths: tuple[str, ...], named: dict[str, Any], chosen: tuple[str, ...]) -> None:
-    assert choose(*paths, **named).paths == chosen
+    assert choose(*paths, **named) == ChosenFiles(chosen)
 
 
 def test_a_missing_shard_is_told() -> None:

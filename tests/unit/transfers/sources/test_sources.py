@@ -107,7 +107,9 @@ def test_a_busy_hub_is_asked_again(server: FileServer) -> None:
         (describe(README), "source_not_found"),
     ],
 )
-def test_no_files_are_listed(server: FileServer, answer: Callable[[dict[str, str]], Answer], code: str) -> None:
+def test_a_hub_that_lists_no_files_is_refused(
+    server: FileServer, answer: Callable[[dict[str, str]], Answer], code: str
+) -> None:
     server.answers["/api/models/u/r"] = answer
     with refused(code):
         resolve(server, "u/r")

@@ -116,7 +116,9 @@ def test_tokens_are_counted_and_long_texts_are_cut(make: Make) -> None:
         ({}, None),
     ],
 )
-def test_the_configuration_s_positions(make: Make, tmp_path: Path, config: dict[str, Any], limit: int | None) -> None:
+def test_a_model_has_no_more_positions_than_its_configuration_says(
+    make: Make, tmp_path: Path, config: dict[str, Any], limit: int | None
+) -> None:
     import tokenizers
 
     path = tmp_path / "tokenizer.json"

@@ -207,6 +207,7 @@ def test_error_lines_of_llama_server_s_log(line: str, error: str | None) -> None
 
 LOADING = "while loading m.gguf"
 ABORTED = (signal.SIGABRT, "GGML_ASSERT(x)")
+NOT_BOUND = "couldn't bind socket"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ ABORTED = (signal.SIGABRT, "GGML_ASSERT(x)")
         (Ending(False, False, *ABORTED), 1, f"llama-server crashed (SIGABRT) {LOADING}: GGML_ASSERT(x)"),
         (Ending(False, True, signal.SIGSEGV, "an old error"), 1, "llama-server crashed (SIGSEGV) while serving"),
         (Ending(False, True, signal.SIGKILL, None), 1, "llama-server was killed while serving: probably out of memory"),
-        (Ending(False, False, None, "couldn't bind socket"), 3, "port 8081 is taken: couldn't bind socket"),
+        (Ending(False, False, None, f"start: {NOT_BOUND}"), 3, f"port 8081 is taken: start: {NOT_BOUND}"),
         (Ending(True, True, signal.SIGTERM, "whatever"), 0, None),
         (Ending(True, False, signal.SIGTERM, "whatever"), 0, None),
     ],
@@ -231,8 +232,8 @@ def test_how_an_end_of_llama_server_is_explained(ending: Ending, code: int, line
     [
         ("vllm: error: unrecognized arguments: --nope", "vllm: error: unrecognized arguments: --nope"),
         (
-            "(Worker pid=1) ERROR 11-21 20:26:48 [core.py:953] torch.OutOfMemoryError: CUD",
-            "torch.OutOfMemoryError: CUD",
+            "(Worker pid=1) ERROR 11-21 20:26:48 [core.py:953] torch.OutOfMemoryError: CUDA out of memory",
+            "torch.OutOfMemoryError: CUDA out of memory",
         ),
         ("  Value error, max_model_len (9) is too much", "Value error, max_model_len (9) is too much"),
         ("  Input should be 'a' or 'b'", "Input should be 'a' or 'b'"),

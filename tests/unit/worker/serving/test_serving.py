@@ -36,13 +36,14 @@ async def exhaust(run: Run[int]) -> None:
         pass
 
 
-async def test_pieces_come_in_order_and_are_counted() -> None:
+async def test_pieces_come_in_order_and_are_counted_once() -> None:
     counters = Counters()
     runner = Runner(1, counters)
     run = runner.start_run(counting)
     assert [number async for number in run] == [0, 1, 2]
     assert [number async for number in run] == [], "an end stays the end"
     assert counters.read_figures().tokens_predicted == run.job.completion_tokens == 3
+    assert counters.read_figures().processing == counters.read_figures().deferred == 0
     run.cancel()
     run.cancel()
     runner.forget_run(run)

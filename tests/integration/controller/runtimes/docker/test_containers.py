@@ -56,7 +56,9 @@ async def test_the_labels_say_it_all_and_nothing_secret(containers: DockerEngine
     assert request.token not in str(labels)
 
 
-async def test_newer_labels_are_left_alone(containers: DockerEngines, caplog: pytest.LogCaptureFixture) -> None:
+async def test_newer_labels_are_left_alone_and_reported_once(
+    containers: DockerEngines, caplog: pytest.LogCaptureFixture
+) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
     newer = write_labels(containers.instance, request, 0.0) | {SCHEMA: str(SCHEMA_VERSION + 1)}
@@ -71,6 +73,16 @@ async def test_newer_labels_are_left_alone(containers: DockerEngines, caplog: py
     with pytest.raises(StartError, match="not of this Roundhouse"):
         await runtime.start_replica(request)
     assert containers.inspect(request.name)["State"]["Running"]
+
+
+async def test_a_name_that_a_foreign_container_has_is_refused(containers: DockerEngines) -> None:
+    runtime = containers.runtime()
+    request = containers.request(containers.shell(RUN))
+    containers.foreign(request.name)
+    assert await runtime.read_log_tail(request.name) == ""
+    with pytest.raises(StartError, match="is taken by a container that is not of this Roundhouse"):
+        await runtime.start_replica(request)
+    assert containers.foreign_runs(request.name)
 
 
 async def test_a_container_that_was_only_created_can_be_started(containers: DockerEngines) -> None:

@@ -58,7 +58,7 @@ async def test_preflight_says_which_image_is_missing(containers: DockerEngines) 
     assert containers.left() == []
 
 
-async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_more(containers: DockerEngines) -> None:
+async def test_preflight_gives_no_gpus_to_an_image_that_preloads_a_library(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     image = image_with_variable("LD_PRELOAD", "/proc/self/cwd/its.so")
     plain = containers.shell(RUN)

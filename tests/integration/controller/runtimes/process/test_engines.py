@@ -154,7 +154,9 @@ async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: p
     await runtime.close()
 
 
-async def test_what_cannot_be_watched_yet_runs(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_cannot_be_watched_yet_runs_and_is_watched_later(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -215,7 +217,9 @@ async def test_an_end_before_the_watch_is_reported_too() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-async def test_ends_without_pidfds(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+async def test_ends_are_seen_without_pidfds(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(number, os.strerror(number))
 

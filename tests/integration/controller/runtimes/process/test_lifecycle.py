@@ -56,7 +56,9 @@ async def test_an_end_waits_for_a_start_whose_caller_has_gone(processes: Process
     assert await runtime.list_replicas() == []
 
 
-async def test_an_end_during_a_look_has_its_code(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_during_a_look_keeps_its_exit_code(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ends_now(leader: Process) -> bool:
         os.kill(leader.pid, signal.SIGKILL)
         wait_for(lambda: not is_alive(leader), "the engine's end")

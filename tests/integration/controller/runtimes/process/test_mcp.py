@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from controller.engines.mcp import McpBridgeDefinition
@@ -15,6 +18,7 @@ from controller.runtimes.process.runtime import ProcessRuntime
 from tests.support.mcp_bridges import bridge_client, call_text
 from tests.support.process_engines import ProcessEngines
 from tests.support.runtime_contract import ended, only, wait_for_log
+from tests.support.wait import until
 
 SERVER = str(Path(__file__).parents[4] / "support" / "mcp_stdio_server.py")
 
@@ -51,6 +55,33 @@ async def test_a_server_has_its_environment_and_log(processes: ProcessEngines, m
     await runtime.stop_replica(request.name, 10)
     assert await runtime.list_replicas() == []
     assert "the known server starts" in await runtime.read_log_tail(request.name)
+    await runtime.close()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether no such process runs; one that only waits to be reaped counts as ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "launcher killed"])
+async def test_nothing_that_a_server_started_outlives_it(processes: ProcessEngines, is_killed: bool) -> None:
+    request = request_of(processes)
+    runtime, seen = await start(processes, request)
+    assert seen.base_url is not None
+    async with bridge_client(seen.base_url, request.token) as client:
+        stray = int(await call_text(client, "spawn"))
+    pids = [*processes.pids(request.name), stray]
+    assert len(pids) > 3
+    assert not has_ended(stray)
+    if is_killed:
+        os.kill(processes.leader(request.name), signal.SIGKILL)
+        await ended(runtime)
+    await runtime.stop_replica(request.name, 10)
+    assert has_ended(stray) or is_killed
+    await until("all of it has ended", lambda: all(map(has_ended, pids)))
     await runtime.close()
 
 
