@@ -115,9 +115,17 @@ class TrustedClock:
         return is_held
 
     async def run(self) -> None:
-        """Check every `CHECK_EVERY_S` seconds, in a thread, until cancelled. Never returns."""
+        """Check every `CHECK_EVERY_S` seconds, in a thread, until cancelled. Never returns.
+
+        A check that has begun ends before the cancellation does, so that nothing is written afterwards.
+        """
         while True:
-            await asyncio.to_thread(self.check)
+            check = asyncio.create_task(asyncio.to_thread(self.check))
+            try:
+                await asyncio.shield(check)
+            except asyncio.CancelledError:
+                await check
+                raise
             await asyncio.sleep(CHECK_EVERY_S)
 
     def _load_record(self) -> ClockRecord:

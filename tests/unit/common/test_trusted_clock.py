@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,6 +162,27 @@ async def test_the_task_of_a_program_checks_by_itself(path: Path) -> None:
         while not path.exists():  # noqa: ASYNC110 - a thread writes it
             await asyncio.sleep(0.01)
     task.cancel()
+
+
+async def test_nothing_is_written_after_the_task_has_ended(path: Path) -> None:
+    clocks, is_read, may_go_on = Clocks(), threading.Event(), threading.Event()
+    clock = TrustedClock(path, clocks)
+
+    def check() -> None:
+        is_read.set()
+        may_go_on.wait(10)
+        TrustedClock.check(clock)
+
+    setattr(clock, "check", check)  # noqa: B010 - a disk that is slow
+    task = asyncio.create_task(clock.run())
+    await asyncio.to_thread(is_read.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert path.exists()
 
 
 def test_a_host_that_names_no_boot_counts_from_the_start_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
