@@ -25,7 +25,7 @@ from tests.support.document_files import (
 from tests.support.pdf_files import make_bomb, make_encrypted_pdf, make_pdf
 
 CHUNKING = ChunkingOptions(200, 20)
-LIMITS = ParsingLimits(max_text_bytes=4 * MIB, timeout_s=60, memory_bytes=512 * MIB)
+LIMITS = ParsingLimits(max_text_bytes=MIB, timeout_s=60, memory_bytes=512 * MIB)
 LAUGHS = (
     '<!DOCTYPE d [<!ENTITY a0 "ha">' + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)) + "]>"
 )
@@ -68,9 +68,9 @@ BAD: dict[str, tuple[Callable[[], bytes], str, str, str]] = {
     "DOCX without document": (lambda: make_zip(NO_DOCUMENT), "a.docx", UNSUPPORTED, "no DOCX"),
     "DOCX that is cut": (lambda: make_docx("text" * 1000)[:-200], "a.docx", MALFORMED, "ZIP"),
     "DOCX of no XML": (lambda: make_docx_of("<w:document"), "a.docx", MALFORMED, "well-formed"),
-    "DOCX that expands": (lambda: make_bomb_docx(1024 * MIB), "a.docx", TOO_LARGE, "expands"),
-    "DOCX of empty elements": (lambda: make_docx_of(b"<d>" + b"<w/>" * (16 * MIB)), "a.docx", TOO_LARGE, "expands"),
-    "DOCX of a giant attribute": (lambda: make_docx_of(b'<d a="' + b"x" * (64 * MIB)), "a.docx", TOO_LARGE, "expands"),
+    "DOCX that expands": (lambda: make_bomb_docx(256 * MIB), "a.docx", TOO_LARGE, "expands"),
+    "DOCX of empty elements": (lambda: make_docx_of(b"<d>" + b"<w/>" * (4 * MIB)), "a.docx", TOO_LARGE, "expands"),
+    "DOCX of a giant attribute": (lambda: make_docx_of(b'<d a="' + b"x" * (16 * MIB)), "a.docx", TOO_LARGE, "expands"),
     "XLSX of one string": (lambda: make_xlsx({"S": [["x" * 100_000] * 20] * 100}), "a.xlsx", TOO_LARGE, "larger than"),
     "DOCX of a billion laughs": (lambda: make_docx("t", prolog=LAUGHS, body=USE), "a.docx", MALFORMED, "entities"),
     "DOCX of an outer entity": (lambda: make_docx("t", prolog=OUTSIDE, body=USE), "a.docx", MALFORMED, "entities"),
