@@ -124,7 +124,7 @@ class TrustedClock:
             try:
                 await asyncio.shield(check)
             except asyncio.CancelledError:
-                await check
+                await asyncio.wait([check])
                 raise
             await asyncio.sleep(CHECK_EVERY_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from hashlib import sha256
 from typing import Any
@@ -56,7 +57,7 @@ async def test_what_a_real_engine_says_is_told_to_administrators_alone(process_s
         return status == 200 and words[name][1] in (json.loads(text)["last_error"] or "")
 
     for name, (said, _) in words.items():
-        await until(f"{name} has failed", lambda name=name: has_failed(name))  # type: ignore[misc]
+        await until(f"{name} has failed", functools.partial(has_failed, name))
         for path in READ:
             status, text = await answer_to("GET", path.format(name), "user")
             assert (status, said in text, "og lines" in text) == (200, False, False), (path, text)
