@@ -17,7 +17,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PORT_OPTION = $(if $(filter command,$(origin PORT)),--port $(PORT))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install install-launcher page images test quick engines check format derive dashboards pictures bench campaign lock audit sbom clean
+.PHONY: help up install install-launcher page images test quick engines check format derive dashboards pictures trace bench campaign lock audit sbom clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -88,6 +88,9 @@ dashboards: $(VENV)/.installed-dev ## Write grafana/dashboards from grafana/gene
 pictures: $(VENV)/.installed-dev models/clockwork.gguf ## Draw docs/dashboards and docs/page from a running Roundhouse, its real Prometheus and Chromium (4 min).
 	@$(BIN)/python -m tests.support.dashboard_pictures
 	@$(BIN)/python -m tests.support.page_pictures
+
+trace: $(VENV)/.installed-dev ## The files and functions of one way, in order: REQUEST=chat, edit, load or document.
+	@exec $(BIN)/python -m tests.support.trace $(REQUEST)
 
 bench: $(VENV)/.installed-dev models/clockwork.gguf ## Side-by-side benchmarks: medians and ratios.
 	@exec $(BIN)/python -m tests.bench $(ARGS)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from common.lingering_app import LingeringApp
+from common.unread_input import LingeringApp
 
 RECHECK_S: Final = 1.0
 """Seconds between two checks that the socket file still exists. If somebody deletes it, for example a cleaner of old

@@ -1,7 +1,7 @@
 """The tokens that programs of Roundhouse show to each other: who shows which, and what it opens. Pure.
 
 The programs that check tokens decide by this table; docs/security.md shows it. Tokens of engines, of which each replica
-has its own, are in `controller.runtimes.naming`.
+has its own, are in `controller.runtimes.base`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPEN_PATHS: Final[Mapping[Program, frozenset[str]]] = MappingProxyType(
     }
 )
 """Paths that need no token, for health checks and Prometheus, where a program listens on a port. On a unix socket no
-path needs one: its owner alone may connect. What the gateway's clients need is in `gateway.ingress.route_access`."""
+path needs one: its owner alone may connect. What the gateway's clients need is in `gateway.ingress.middleware`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class InternalToken:
     shown_by: tuple[Program | Literal["command line"], ...]
     opens: Mapping[Program, frozenset[tuple[str, str]] | None]
     """By program, the routes that it opens there, as method and path; None: all of them."""
+    refusal: str = "invalid_api_key"
+    """Code of the error of a request that does not show it to who made it."""
 
     def opens_route(self, program: Program, method: str, path: str) -> bool:
         """Return whether the token opens a route of a program. `path`: decoded, without the query."""
@@ -52,6 +54,7 @@ LINK_TOKEN: Final = InternalToken(
     made_by="controller",
     shown_by=("gateway", "command line"),
     opens={"controller": None},
+    refusal="invalid_gateway_token",
 )
 TRANSFERS_TOKEN: Final = InternalToken(
     name="transfers token",

@@ -7,7 +7,10 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+_SCHEME: Final = "unix:"
 
 _LOOPBACK_OF_WILDCARD: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not listened on
 """Wildcard address to the address at which a client on this machine reaches a server that listens there."""
@@ -181,3 +184,29 @@ def _reason_of(error: OSError | UnicodeError) -> str:
         return "not a name"
     # Failures to resolve have numbers of their own, below zero.
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+
+
+def split_listen_address(listen: str) -> Path | tuple[str, int]:
+    """Return the socket's path for `unix:<path>`, or host and port for `host:port` and `[IPv6]:port` (the host without
+    its brackets).
+
+    Raises ValueError for an empty path or host, a port that is not a number from 1 to 65535, and an IPv6 address
+    without brackets. Nothing is resolved or opened.
+    """
+    path = find_socket_path(listen)
+    if path is not None:
+        if not path or "\0" in path:
+            raise ValueError("names no path after `unix:`")
+        return Path(path)
+    host, _, port = listen.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not host or not is_port or is_bracketed != (":" in host):
+        raise ValueError(f"must be `unix:<path>` or `host:port`, is `{listen}`")
+    return host, int(port)
+
+
+def find_socket_path(address: str) -> str | None:
+    """What follows `unix:`; None: the address does not begin so."""
+    return address.removeprefix(_SCHEME) if address.startswith(_SCHEME) else None

@@ -1,5 +1,6 @@
-"""Names a process so that another program of the same machine can see whether it still runs, and has it give its freed
-memory back."""
+"""Names a process so that another program of the same machine can see whether it still runs, and has memory that it has
+freed given back.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 PROC: Final = Path("/proc")
 MAPPED_BYTES: Final = 1024 * 1024
@@ -48,3 +49,23 @@ def return_freed_memory() -> None:
     nothing with another C library."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_tracebacks(error: E) -> E:
+    """Remove the tracebacks of an error, its causes and its contexts, in place. Return the same error.
+
+    A frame with the error in a variable makes a cycle with the error's traceback. Only the cyclic garbage collector
+    frees that cycle and all that the frames hold, such as a request's body, and the gateway runs it rarely.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            pending += (each.__cause__, each.__context__)
+    return error

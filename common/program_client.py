@@ -1,11 +1,14 @@
-"""The HTTP client of a program that only Roundhouse asks: the controller, or retrieval. Answers come as bytes, in
-parts."""
+"""Another program of this installation, which only Roundhouse asks: its address, and an HTTP client, whose answers come
+as bytes, in parts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -13,9 +16,53 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from common.program_address import ProgramAddress
-from common.tracebacks import without_tracebacks
+from common.internal_tokens import LINK_TOKEN
+from common.listening import find_socket_path
+from common.processes import without_tracebacks
+from common.shared_token import read_token
 from common.unread_input import read_unread
+
+_SOCKET_BASE_URL: Final = "http://socket"
+"""Stands in requests through a socket, where no host is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAddress:
+    """Where a client connects to a controller, to a gateway that forwards to one, or to retrieval, and which token it
+    sends. Opens no connection itself."""
+
+    base_url: str
+    """Beginning of every URL, without a slash at its end. For a socket, a placeholder host that is not resolved."""
+    socket_path: str | None = None
+    """Path of the program's unix socket; None: the program listens on a port."""
+    token_file: Path | None = None
+    """File with the token; None: requests carry no token, as always through a socket."""
+    token_header: str = LINK_TOKEN.header
+    """Header that carries the token."""
+
+    @classmethod
+    def parse(cls, url: str, token_file: Path | None = None, token_header: str = LINK_TOKEN.header) -> ProgramAddress:
+        """Parse `unix:<path>`, `http://host:port` or `https://host:port`. `token_file` is ignored for a socket.
+
+        Raises ValueError for any other form. Host and port are not checked.
+        """
+        socket_path = find_socket_path(url)
+        if socket_path:
+            return cls(_SOCKET_BASE_URL, socket_path)
+        scheme, _, rest = url.partition(":")
+        if scheme in ("http", "https") and rest.startswith("//") and rest.strip("/"):
+            return cls(url.rstrip("/"), None, token_file, token_header)
+        raise ValueError("must be http://host:port or unix:/path/to/the.sock")
+
+    def read_headers(self) -> dict[str, str]:
+        """Read the token file, and return the header that carries the token. Blocks for the time of the read.
+
+        Empty if there is no token file, or the file is missing or unusable (see `read_token`); nothing is raised. Call
+        for each request: the program may make the token later, or replace it.
+        """
+        token = read_token(self.token_file) if self.token_file is not None else None
+        return {self.token_header: token} if token is not None else {}
+
 
 _UNREACHED: Final = "{} accepts no connection"
 _UNANSWERED: Final = "{} ended before it answered; it may have taken the request"

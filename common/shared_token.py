@@ -1,26 +1,27 @@
-"""A file with a token that two programs share. One of them makes it once; from then on the content of the file
-counts."""
+"""Tokens that two programs share, each in a file. One of the programs makes it once; from then on the content of the
+file counts.
+"""
 
 from __future__ import annotations
 
 import hmac
 import logging
+import re
 import secrets
 from pathlib import Path
 from typing import Final
 
-from common.atomic_write import write_atomic
-from common.gateway_token import read_token
-from common.private_files import narrow_file
+from common.atomic_write import narrow_file, write_atomic
 
 log = logging.getLogger(__name__)
+
 
 TOKEN_BYTES: Final = 32
 
 
 class SharedToken:
     """The token in a file, for the program that makes the token and compares it with what callers show; the other
-    program uses `common.gateway_token.read_token`. The file is read for each comparison, so that a replaced token is in
+    program uses `common.shared_token.read_token`. The file is read for each comparison, so that a replaced token is in
     force at once. Nothing is read or made before the first call of a method."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -62,3 +63,16 @@ class SharedToken:
         constant time. Blocks."""
         token = self.ensure_token()
         return token is not None and hmac.compare_digest(token.encode(), shown_token)
+
+
+_TOKEN: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
+
+
+def read_token(path: Path) -> str | None:
+    """Read the token in a file, without the white space around it. None: the file is missing, cannot be read, or does
+    not hold 16 to 512 printable ASCII characters without a space. Never raises. Blocks for the time of the read."""
+    try:
+        text = path.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return text if _TOKEN.fullmatch(text) else None

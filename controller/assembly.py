@@ -12,55 +12,38 @@ import aiohttp
 import psutil
 from prometheus_client import CollectorRegistry
 
+from contract.admin import CommandLines, Drift, DryRun, ProposedFiles
+from contract.override import Override
+from contract.routing import GatewayReport
+from contract.status import ControllerStatus, PlanView
 from controller import __version__
-from controller.admin.declaration_service import DeclarationService
-from controller.admin.log_reader import LogReader
-from controller.admin.service import AdminService
-from controller.config.model_sources import PlacedSource
-from controller.desired.placed_sources import find_placed_sources
+from controller.admin.service import AdminService, DeclarationService, LogReader
+from controller.config.validate import PlacedSource
+from controller.desired.file_source import DesiredOptions, find_placed_sources
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredStateSource
-from controller.downloads.download_log import DownloadLog
+from controller.desired.source import DesiredCallbacks, DesiredStateSource
 from controller.downloads.file_service import ModelFileService
-from controller.downloads.permission import DownloadPermission, decide_downloads
-from controller.downloads.service import DownloadService
-from controller.downloads.source_downloads import SourceDownloads
+from controller.downloads.service import DownloadLog, DownloadService, SourceDownloads
 from controller.downloads.transfers_client import TransfersClient, transfers_address
-from controller.journal.event_log import EventLog
-from controller.journal.recorder import Recorder
-from controller.journal.round_events import Trouble
-from controller.journal.tool_calls import ToolCallRecorder
-from controller.observe.gateway_hub import GatewayHub, GatewayPlace
-from controller.observe.load_progress import LoadProgress
-from controller.observe.prober import Prober
-from controller.observe.remote_health import RemoteHealth
-from controller.reconcile.executor import Executor
-from controller.reconcile.operation_state import OperationState
-from controller.reconcile.reconciler import Reconciler
-from controller.reconcile.watchers import follow_files, follow_runtime
-from controller.redaction.redactor import Redactor
-from controller.reports.command_lines import list_command_lines
+from controller.executor import Executor, ExecutorOptions, OperationState
+from controller.journal import EventLog, Recorder, ToolCallRecorder
+from controller.memory_estimator import Estimator, Requirements
+from controller.memory_history import MemoryHistory, MemorySampler
+from controller.model_status import Round
+from controller.observe.gateway_hub import GatewayHub, GatewayPlace, RemoteHealth
+from controller.observe.prober import LoadProgress, Prober
+from controller.reconciler import Reconciler, RoundSources, follow_files, follow_runtime
+from controller.redaction import Redactor
 from controller.reports.drift_detector import DriftDetector
-from controller.reports.dry_run import run_dry_run
-from controller.reports.metrics import MemorySource, create_registry
-from controller.reports.round_counts import RoundCounts
-from controller.reports.views import plan_view, status_view
-from controller.runtimes.base import Runtime, SeenReplica
-from controller.runtimes.ended_logs import EndedLogs
-from controller.runtimes.naming import replica_token
-from controller.schema.admin import CommandLines, Drift, DryRun, ProposedFiles
-from controller.schema.attempts import AttemptNumbers
-from controller.schema.override import Override
-from controller.schema.routing import GatewayReport
-from controller.schema.status import ControllerStatus, PlanView
-from controller.settings import ControllerSettings
-from controller.sizing.estimator import Estimator
-from controller.sizing.history import MemoryHistory
-from controller.sizing.requirements import Requirements
-from controller.sizing.sampler import MemorySampler
-from controller.state import Phase
-from controller.status.reconcile_round import Round
-from controller.storage.state_dir import StateDir
+from controller.reports.dry_run import DryRunner
+from controller.reports.metrics import MemorySource, RoundCounts, create_registry
+from controller.reports.views import list_command_lines, plan_view, status_view
+from controller.round_events import Trouble
+from controller.runtimes.base import Runtime, SeenReplica, replica_token
+from controller.runtimes.logs import EndedLogs
+from controller.settings import ControllerSettings, DownloadPermission, decide_downloads
+from controller.state import AttemptNumbers, Phase
+from controller.state_dir import StateDir
 
 log = logging.getLogger(__name__)
 
@@ -102,30 +85,33 @@ class Controller:
         self._store = store
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
-        self._defaults = Defaults(
+        defaults = Defaults(
             images,
             settings.start_timeout_s,
             settings.drain_timeout_s,
             settings.swap_wait_s,
             settings.preflight_recheck_s,
         )
+        models = settings.models.absolute()
+        desired_options = DesiredOptions(
+            settings.desired, models, defaults, settings.resync_s, settings.trusted_declarations
+        )
         self.journal = EventLog(store.folder / JOURNAL_NAME, keep=settings.history_entries)
         self._redactor = Redactor(lambda name: replica_token(store.secret, name))
         self._recorder = Recorder(self.journal, clock, self._redactor.redact_text)
         self._tool_calls = ToolCallRecorder(self.journal, clock, self._redactor.redact_text)
         self._files = DesiredStateSource(
-            settings.desired,
-            settings.models.absolute(),
+            desired_options,
             store,
-            self._defaults,
-            resync_s=settings.resync_s,
-            clock=clock,
-            learn=self._redactor.learn_secrets,
-            on_edit=self._recorder.record_edits,
-            on_superseded=self._recorder.record_superseded,
-            find_sources=self._find_sources,
-            trusted=settings.trusted_declarations,
+            clock,
+            DesiredCallbacks(
+                learn=self._redactor.learn_secrets,
+                on_edit=self._recorder.record_edits,
+                on_superseded=self._recorder.record_superseded,
+                find_sources=self._find_sources,
+            ),
         )
+        self._dry_runner = DryRunner(desired_options, self._find_sources, runtime, self._redactor)
         stored_state = self._files.stored_state
         # Where what was stored is lost: numbers of ended logs must not be used again.
         ended_logs = EndedLogs(store.folder / "logs" / "ended")
@@ -160,7 +146,7 @@ class Controller:
             self._transfers,
             get_permission=self._get_download_permission,
             get_observed=lambda: self._reconciler.round.observed if self._reconciler.round is not None else None,
-            roots=settings.models.absolute(),
+            roots=models,
             download_log=download_log,
             clock=clock,
         )
@@ -169,35 +155,24 @@ class Controller:
             runtime,
             memory,
             source_downloads,
-            instance=store.instance,
-            secret=store.secret,
-            stop_timeout_s=settings.stop_timeout_s,
+            options=ExecutorOptions(store.instance, store.secret, settings.stop_timeout_s),
             wake=self._wake.set,
             clock=clock,
             redact=self._redactor.redact_text,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
-        memory_history, predictions = (
-            MemoryHistory.load_history(store.folder),
-            Estimator(settings.models.absolute(), clock),
-        )
+        memory_history, predictions = MemoryHistory.load_history(store.folder), Estimator(models, clock)
         self._memory_figures = MemorySource(predictions.known_estimates, memory_history.observed_requirements)
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
-        self._reconciler = Reconciler(
+        sources = RoundSources(
             desired=self._files,
             runtime=runtime,
-            operations=self._executor,
             memory=memory,
             prober=self._prober,
             remotes=self._remote_health,
-            hub=self.hub,
-            wake=self._wake,
-            resync_s=settings.resync_s,
-            ready_before=self._files.stored_state.ready_since,
             clock=clock,
-            on_round=self._on_round,
-            on_duration=self._round_counts.record_duration,
+            ready_before=self._files.stored_state.ready_since,
             redact=self._redactor.redact_text,
             progress=self._progress,
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
@@ -207,31 +182,39 @@ class Controller:
             get_held_memory=self._memory_sampler.get_held_memory,
             get_download_fractions=lambda: source_downloads.fractions,
         )
+        self._reconciler = Reconciler(
+            sources,
+            self._executor,
+            self.hub,
+            wake=self._wake,
+            resync_s=settings.resync_s,
+            on_round=self._on_round,
+            on_duration=self._round_counts.record_duration,
+        )
         self.admin_service = AdminService(
-            files=self._files,
-            reconciler=self._reconciler,
-            memory=memory,
-            remotes=self._remote_health,
-            hub=self.hub,
+            self._files,
+            self._reconciler,
+            self.hub,
             predictions=predictions,
             memory_history=memory_history,
             journal=self.journal,
-            gpus=runtime,
             wake=self._wake.set,
-            clock=clock,
         )
         self.declaration_service = DeclarationService(self._files, self._wake.set, clock)
         self.model_files = ModelFileService(
             self._transfers,
             read_round=self.admin_service.read_current_state,
             check_allowed=self.downloads.check_allowed,
-            roots=settings.models.absolute(),
+            roots=models,
             estimator=predictions,
             download_log=download_log,
         )
         self.logs = LogReader(runtime, replicas=self._replicas_of, redact=self._redactor.redact_text)
         self._drift_detector = DriftDetector(
-            runtime, file_since=self._files.all_declared_since, clock=clock, redact=self._redactor.redact_text
+            runtime,
+            file_since=self._files.file_source.all_declared_since,
+            clock=clock,
+            redact=self._redactor.redact_text,
         )
 
     @property
@@ -327,7 +310,7 @@ class Controller:
         self._round_counts.count_round(before, after)
         if after is not None:
             if self.hub.table is not None:
-                self._files.note_published(after.desired.revision, self.hub.table.stamp)
+                self._files.demand.note_published(after.desired.revision, self.hub.table.stamp)
             self._recorder.record_round(before, after, self.hub.views)
             self._memory_sampler.follow_round(after)
         self._store.save_epoch()
@@ -336,7 +319,7 @@ class Controller:
             log.critical("nobody listens at the Docker socket for %g s: ending, to be started on the new one", limit_s)
             self._end_by_itself(EXIT_RUNTIME_SILENT)
         unsaved = tuple(self.list_unsaved())
-        self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error, unsaved))
+        self._recorder.record_trouble(Trouble(tuple(self._files.file_source.problems), self._reconciler.error, unsaved))
 
     def list_unsaved(self) -> list[str]:
         """Return what could not be written to the state folder, in words. Every write is tried again."""
@@ -369,19 +352,20 @@ class Controller:
     def get_status(self) -> ControllerStatus:
         """Return models, gateways, GPUs and problems, as `roundhouse status` shows them. Also before the first
         observation; never raises."""
-        return status_view(
-            self._reconciler.round,
+        status = ControllerStatus(
             instance=self._instance,
+            version=__version__,
             runtime=self._runtime.kind,
-            problems=self._files.list_problems(),
-            error=self._reconciler.error,
+            generation=0,
+            observation_error=self._reconciler.error,
+            desired_problems=list(self._files.file_source.problems),
             gateways=self.hub.connected_ids,
             gateway_addresses=self.hub.addresses,
-            refused_gateways=self.hub.refusals,
-            keys=self.hub.table.keys if self.hub.table is not None else (),
-            now=time.time(),
+            refused_gateways=list(self.hub.refusals),
             unsaved=self.list_unsaved(),
         )
+        keys = self.hub.table.keys if self.hub.table is not None else ()
+        return status_view(status, self._reconciler.round, keys, time.time())
 
     def get_health_error(self) -> str | None:
         """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means healthy,
@@ -398,41 +382,25 @@ class Controller:
 
     async def run_dry_run(self, proposed: ProposedFiles, loads: Sequence[Override] = ()) -> DryRun:
         """Return what proposed desired-state files and declarations, and the statements of `loads`, would change.
-        Changes nothing; errors in the content of files and declarations are part of the result.
-
-        Raises RoundhouseError: `controller_unavailable` before the first observation; `invalid_request` for a name that
-        is no desired-state file's, a file that is too large or no valid Unicode, and a missing file that is to be
-        removed.
-        """
+        Changes nothing; errors in the content of files and declarations are part of the result. Raises RoundhouseError:
+        `controller_unavailable` before the first observation; `invalid_request` for a name that is no desired-state
+        file's, a file that is too large or no valid Unicode, and a missing file that is to be removed."""
         current_round, debounced_state = self.admin_service.read_current_state(), self._files.in_force
         assert debounced_state is not None, "what is wanted comes from files"
-        return await run_dry_run(
+        return await self._dry_runner.run(
             proposed,
-            folder=self._settings.desired,
-            roots=self._settings.models.absolute(),
-            trusted=self._settings.trusted_declarations,
-            desired_now=current_round.desired,
-            observed=current_round.observed,
-            overrides=self._files.stored_state.overrides,
-            loads=loads,
-            demand=self._files.stored_state.demand,
-            rested=self._files.stored_state.rested,
-            defaults=self._defaults,
-            declared_now=debounced_state.declared_models,
-            keys_now=debounced_state.declared_keys,
-            tools_now=debounced_state.tools,
-            declarations=self._files.declarations,
-            find_sources=self._find_sources,
-            runtime=self._runtime,
-            redactor=self._redactor,
+            loads,
+            current=current_round,
+            in_force=debounced_state,
+            stored=self._files.stored_state,
             now=time.time(),
         )
 
     async def find_drift(self) -> Drift:
-        """Compare what the last observation saw running with what is declared, and return the differences. If the
-        runtime does not answer about a replica, its last answer about that replica is used, or its image and arguments
-        are not compared where it never answered. Raises RoundhouseError `controller_unavailable` before the first
-        observation."""
+        """Compare what the last observation saw running with what is declared, and return the differences. Where the
+        runtime does not answer about a replica, its last answer about that replica is used. Where it has never answered
+        about one, image and arguments of that one are not compared. Raises RoundhouseError `controller_unavailable`
+        before the first observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
 
@@ -474,5 +442,5 @@ class Controller:
         self._tool_calls.record_calls(report)
         for name in report.failed:
             self._prober.probe_now(name)
-        if self._files.take_demand(report):
+        if self._files.demand.take_demand(report):
             self._wake.set()

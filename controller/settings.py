@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     Field,
@@ -15,17 +16,57 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from common.internal_tokens import LINK_TOKEN
-from common.listening import pick_local_host, split_hosts
-from common.log_formats import LogFormat
-from common.program_address import ProgramAddress, split_listen_address
+from common.listening import is_loopback, pick_local_host, split_hosts, split_listen_address
+from common.program_client import ProgramAddress
+from common.settings import (
+    PREFIX,
+    GatewayHosts,
+    GatewayPort,
+    GatewayTokenFile,
+    LogForm,
+    LogLevel,
+    LogMib,
+    ProgramSettings,
+    ServesRetrieval,
+    StateFolder,
+    TransfersTokenFile,
+)
 from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.messages import explain_errors, suggest_name
 
-PREFIX = "ROUNDHOUSE_"
-"""Prefix of every environment variable of Roundhouse."""
+VARIABLE: Final = "ROUNDHOUSE_DOWNLOADS"
+"""Environment variable of the setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadPermission:
+    """Whether models may be downloaded, and why: half a sentence."""
+
+    is_allowed: bool
+    reason: str
+
+
+def decide_downloads(
+    setting: Literal["on", "off"] | None, *, has_keys: bool, hosts: Sequence[str]
+) -> DownloadPermission:
+    """Return whether models may be downloaded. `setting`: the operator's decision; None: the operator made none.
+    Downloads are then allowed if it is known who may order one: if keys are declared (`has_keys`), or if the gateway
+    listens on loopback addresses alone. `hosts`: the addresses that the gateway listens on."""
+    if setting is not None:
+        return DownloadPermission(setting == "on", f"{VARIABLE} is `{setting}`")
+    if has_keys:
+        return DownloadPermission(True, "keys are declared")
+    open_hosts = [host for host in hosts if not is_loopback(host)]
+    if not open_hosts:
+        return DownloadPermission(True, "the gateway listens on this machine alone")
+    return DownloadPermission(
+        False, f"{VARIABLE} is not set, no key is declared, and the gateway listens on {', '.join(open_hosts)}"
+    )
+
+
 SOCKET_NAME = "controller.sock"
 """Name of the controller's unix socket in the state folder."""
 TRANSFERS_SOCKET = "transfers.sock"
@@ -73,21 +114,14 @@ _Fields: TypeAlias = Annotated[
 ]
 
 
-class ControllerSettings(BaseSettings):
+class ControllerSettings(ProgramSettings):
     """All settings of the controller and of the command line, immutable. A setting's environment variable is
     `ROUNDHOUSE_` with its name in upper case; an empty one counts as not set. Make it with `load_settings`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=False
-    )
+    model_config = SettingsConfigDict(validate_default=False)
 
     desired: Path = Field(Path("desired-state"), description="Folder of the desired-state files.")
-    state: Path = Field(
-        Path("state"),
-        description="State folder: the controller's records and engines' logs, the gateway's "
-        "`responses.db` and identity, retrieval's catalog, original files and embedded vector "
-        "store. Only one program of each kind at a time can use it.",
-    )
+    state: StateFolder = Path("state")
     models: _Folders = Field(
         "models",
         validate_default=True,
@@ -106,12 +140,7 @@ class ControllerSettings(BaseSettings):
         description="Where engines run: `process`, `docker`, or `auto`: docker if a Docker Engine answers, else "
         "process.",
     )
-    retrieval: bool = Field(
-        True,
-        description="Whether documents and searches are served (`/v1/documents`, `/v1/search`, "
-        "`/v1/tenants`, `/v1/files`, `/v1/vector_stores`), by the retrieval program that "
-        "`roundhouse up` starts.",
-    )
+    retrieval: ServesRetrieval = True
     downloads: Literal["on", "off"] | None = Field(
         None,
         description="Whether models may be downloaded: `on` or `off`; default: `on` where keys are "
@@ -122,11 +151,7 @@ class ControllerSettings(BaseSettings):
         description="Address of the transfers program: `http://host:port` or `unix:/path/transfers.sock`; "
         "default: `transfers.sock` in the state folder.",
     )
-    transfers_token_file: Path | None = Field(
-        None,
-        description="File with the token that the controller shows to a transfers program that listens on "
-        "`host:port`. Transfers creates the file.",
-    )
+    transfers_token_file: TransfersTokenFile = None
     instance: str | None = Field(
         None,
         pattern=r"^[a-z0-9]{1,16}$",
@@ -138,18 +163,9 @@ class ControllerSettings(BaseSettings):
         description="Address for gateways and the command line: `unix:<path>` or `host:port`; default: "
         "`unix:<state>/controller.sock`. Do not expose it to other users or networks.",
     )
-    gateway_token_file: Path | None = Field(
-        None,
-        description="File with the token that gateways and the command line send to a controller that "
-        "listens on `host:port`. The controller creates the file; gateways read it for each "
-        "connection. Keep it in a folder that no other user can enter.",
-    )
-    host: str = Field(
-        "127.0.0.1",
-        description="Addresses or names, comma-separated, that the gateway listens on. A name means all "
-        "of its addresses on this machine.",
-    )
-    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0: any free port.")
+    gateway_token_file: GatewayTokenFile = None
+    host: GatewayHosts = "127.0.0.1"
+    port: GatewayPort = 8080
     image_llama_server: str = Field(
         "roundhouse/llama-server:latest", min_length=1, description="Container image of llama-server."
     )
@@ -230,18 +246,9 @@ class ControllerSettings(BaseSettings):
         description="Number of history entries to keep, and likewise of calls of tools, and of other events.",
     )
     engine_log_mib: int = Field(10, ge=1, description="Maximum size of each engine's log, in MiB.")
-    log_mib: int = Field(
-        10,
-        ge=0,
-        description="Maximum size in MiB of the program's own log, `logs/<program>.log` in its state "
-        "folder; 0: no log file.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest severity that is logged: debug, info, warning or error."
-    )
-    log_format: LogFormat = Field(
-        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
-    )
+    log_mib: LogMib = 10
+    log_level: LogLevel = "info"
+    log_format: LogForm = "human"
 
     @field_validator("host")
     @classmethod
@@ -337,10 +344,8 @@ def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
 
 def load_settings(**values: Any) -> ControllerSettings:
     """Load the settings, from the environment as it is now. `values` (by field name) override the environment, which
-    overrides the defaults; a value of None means not given, and an unknown name is ignored.
-
-    Raises SettingsError if a value is wrong, or if settings contradict each other.
-    """
+    overrides the defaults; a value of None means not given, and an unknown name is ignored. Raises SettingsError if a
+    value is wrong, or if settings contradict each other."""
     try:
         return ControllerSettings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:

@@ -1,38 +1,181 @@
 """Desired and observed state: the two inputs of `plan`, `assess_models` and `placement`. Immutable values only.
 
-Times are Unix seconds. GPU memory is in MiB. Unknown is None, and never the same as zero or empty.
+Times are Unix seconds. Memory is in MiB. Unknown is None, and never the same as zero or empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import ceil
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 
-from controller.gpus import Gpu, UnreadGpu
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.attempts import AttemptNumbers
-from controller.schema.desired import Definition
-from controller.schema.keys import KeyDefinition
-from controller.schema.tools import McpServer, ToolLimits
+from contract.desired import Definition
+from contract.keys import KeyDefinition
+from contract.tools import McpServer, ToolLimits
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDriver:
+    """The host's NVIDIA driver. None in a field means that the driver does not report it."""
+
+    version: str | None = None
+    """Driver version, such as `570.195.03`."""
+    cuda_version: str | None = None
+    """Latest CUDA version that the driver supports, such as `12.8`."""
+    brands: tuple[str, ...] = ()
+    """Distinct brands of the host's GPUs, as NVIDIA's container toolkit names them. Empty means that the brand of at
+    least one GPU is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that uses memory of a GPU, an engine or not. `mib` (in use) and `name` None: not known. `replica`
+    None: no replica of this installation, as far as is known."""
+
+    pid: int
+    """Process id in the host's pid namespace, not in a container's."""
+    mib: int | None
+    name: str | None = None
+    replica: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU that can be read, or one MIG instance of a GPU. Sizes are in MiB. `processes` None: not known."""
+
+    uuid: str
+    """NVML's uuid; that of a MIG instance begins with `MIG-`."""
+    index: int
+    """Number of the GPU in PCI order, from 0. A MIG instance has the number of its GPU."""
+    name: str
+    total_mib: int
+    used_mib: int = 0
+    """MiB in use by all processes, engines or not."""
+    utilization_percent: int | None = None
+    """Share of NVML's last sample period in which a kernel ran. None means that the driver does not report it, as for
+    MIG instances."""
+    processes: tuple[GpuProcess, ...] | None = None
+    """Processes that use memory of the GPU, largest first. None means unknown, as in another pid namespace."""
+    mig: int | None = None
+    """Number of the MIG instance within its GPU, as `nvidia-smi -L` counts. None means a whole GPU."""
+    is_unified: bool = False
+    """Whether the GPU has no memory of its own, so that `total_mib` and `used_mib` are those of main memory (GB10, as
+    in DGX Spark)."""
+
+    @property
+    def label(self) -> str:
+        """Name for people: the GPU's index; for a MIG instance, index and instance number, as `0:1`."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadGpu:
+    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`."""
+
+    index: int
+    """Number of the GPU in PCI order, as in `Gpu.index`. The readable GPUs keep theirs."""
+    reason: str
+    """Why the GPU cannot be read: a sentence without its subject."""
+    uuid: str | None = None
+    """NVML's uuid. None means unknown, because the GPU was never read."""
+    pci_address: str | None = None
+    """PCI address as `lspci` and the kernel log write it, such as `0000:0a:00.0`. None means unknown."""
+    mig: int | None = None
+    """Number of the MIG instance, as in `Gpu.mig`. None means a whole GPU."""
+
+    @property
+    def label(self) -> str:
+        """Name for people: the GPU's index; for a MIG instance, index and instance number, as `1:0`."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
+
+    @property
+    def description(self) -> str:
+        """A sentence that names the GPU and says why it is left out."""
+        names = [self.uuid, f"PCI {self.pci_address}" if self.pci_address is not None else None]
+        known_names = ", ".join(name for name in names if name is not None)
+        return f"GPU {self.label}{f' ({known_names})' if known_names else ''} is left out: {self.reason}"
+
 
 PREFLIGHT_FRESH_S: Final = 60.0
 """Maximum age in seconds of a successful preflight. An older one is repeated before a start relies on it."""
 HOST: Final = "host"
 """Key of main memory in `claims` mappings, beside the GPU uuids."""
+MOST_ATTEMPT_KEYS: Final = 1000
+"""Replica keys whose own numbers are kept. It is bounded because each edit of a model creates new replica keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedFigures:
+    """What a loaded engine reports of its own configuration. None in a field: the engine does not report it."""
+
+    context_length: int | None = None
+    """Maximum tokens of one request, prompt and answer together."""
+    trained_context_length: int | None = None
+    """Context length in tokens that the model was trained with. llama-server gives no request more than that."""
+    slots: int | None = None
+    """Number of requests that the engine serves at a time."""
+    cache_type_k: str | None = None
+    """Data type of the K cache, in the engine's own words."""
+    cache_type_v: str | None = None
+    """Data type of the V cache, in the engine's own words."""
+    speculates: bool | None = None
+    """Whether the engine uses speculative decoding."""
+    prefix_caching: bool | None = None
+    """Whether the engine reuses the KV cache of prompts with the same beginning."""
+    kv_cache_bytes: int | None = None
+    """Size of the KV cache per GPU in bytes, where the engine was given one."""
+    gpu_share: float | None = None
+    """Share (0 to 1) of each GPU's memory that the engine uses."""
+
+    def merge_figures(self, newer: AppliedFigures) -> AppliedFigures:
+        """Return these figures with those of `newer` in their place, where `newer` has a figure."""
+        names = (field.name for field in fields(self))
+        merged: dict[str, Any] = {
+            name: getattr(self, name) if getattr(newer, name) is None else getattr(newer, name) for name in names
+        }
+        return AppliedFigures(**merged)
+
+
+class AttemptNumbers(BaseModel):
+    """The highest attempt number of each replica key (`ReplicaKey.text`). Immutable; `with_attempt` returns a copy.
+
+    A replica key whose number was dropped goes on from the highest number that was ever dropped.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    highest: dict[str, int] = {}
+    """Replica key to its highest attempt number, in the order of the last starts, oldest first."""
+    dropped: int = 0
+    """The highest number that was dropped to keep at most `MOST_ATTEMPT_KEYS`; 0: none was."""
+
+    def highest_of(self, key: str) -> int:
+        """Return a number that no attempt of the replica key has exceeded, so that the next number is free. It is the
+        highest attempt number of a known key, `dropped` for any other. 0 means that it was never started."""
+        return self.highest.get(key, self.dropped)
+
+    def with_attempt(self, key: str, attempt: int) -> AttemptNumbers:
+        """Return a copy in which `attempt` is recorded for the replica `key`. Returns the object itself if `attempt` is
+        not higher than `highest_of(key)`. If more than 1,000 (`MOST_ATTEMPT_KEYS`) keys are recorded, the key whose
+        last start is longest ago is dropped."""
+        if attempt <= self.highest_of(key):
+            return self
+        highest = {each: number for each, number in self.highest.items() if each != key} | {key: attempt}
+        dropped = self.dropped
+        while len(highest) > MOST_ATTEMPT_KEYS:
+            dropped = max(dropped, highest.pop(next(iter(highest))))
+        return AttemptNumbers(highest=highest, dropped=dropped)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaId:
     """Identity of one attempt to run one replica. Each new start of the replica is a new attempt with a new name.
-
     `index` counts the model's replicas from 0, `attempt` the starts of this replica with this spec hash from 1.
-    `spec_hash` is a hash of everything in the definition that affects the engine.
-    """
+    `spec_hash` is a hash of everything in the definition that affects the engine."""
 
     model: str
     index: int
@@ -67,7 +210,6 @@ class Statement:
     kind: Literal["file", "autoload", "load", "unload"]
     """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""
     since: float
-    """Unix time since which the statement applies."""
     reason: str
     """The statement in words, such as `enabled in the files` or `unloaded by ...`."""
 
@@ -135,6 +277,10 @@ class DesiredModel:
         """The definition as the files declare it, without a load's parameters."""
         return self.in_files or self.definition
 
+    def may_use(self, gpu: Gpu) -> bool:
+        """Return whether `gpu_choice` allows a GPU."""
+        return not self.gpu_choice or not {gpu.uuid, gpu.label}.isdisjoint(self.gpu_choice)
+
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
@@ -178,9 +324,7 @@ class Health(StrEnum):
     FAILING = "failing"
     """Was ready, and the last probe failed. The replica gets no new requests and is not restarted."""
     DEAD = "dead"
-    """The engine reports that it is dead."""
     STALLED = "stalled"
-    """The engine has been busy without progress for 120 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +355,7 @@ class IdleSpan:
     at which the first and the last of them began."""
 
     since: float
-    """Unix time at which the first of these probes began."""
     until: float
-    """Unix time at which the last of these probes began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +404,7 @@ class ModelTraffic:
     waiting: int | None = 0
     """Number of requests that wait for a load or a slot. None means unknown: a gateway that may hold some is lost."""
     waits_since: float | None = None
-    """Unix time since which the oldest waiting request waits. None means that none waits."""
     last_used: float | None = None
-    """Unix time at which a request last arrived or ended. None means never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,16 +465,13 @@ class PreflightResult:
     at: float
     error: str | None = None
     missing_image: str | None = None
-    """The image, where its absence is the only problem, so that pulling it helps."""
     plain: str | None = None
     """`error` for clients: as `Verdict.plain`."""
 
     def is_fresh(self, now: float, recheck_s: float) -> bool:
-        """Return whether the result may still be relied on at Unix time `now`. False for a result from the future.
-
-        A success is fresh for 60 s (`PREFLIGHT_FRESH_S`), a failure for `recheck_s` seconds: a missing file may have
-        arrived, and a present one may be gone.
-        """
+        """Return whether the result may still be relied on at Unix time `now`. False for a result from the future. A
+        success is fresh for 60 s (`PREFLIGHT_FRESH_S`), a failure for `recheck_s` seconds: a missing file may have
+        arrived, and a present one may be gone."""
         # A negative age means that the clock was set back.
         return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else recheck_s)
 
@@ -346,10 +483,8 @@ class Failure:
 
     count: int
     at: float
-    """Unix time of the last failure."""
     error: str
     retry_at: float | None
-    """Unix time of the next attempt. None means parked: the same definition cannot succeed, and only an edit helps."""
     attempt: int = 0
     """Highest attempt number that failed."""
     exit_code: int | None = None  # of the engine that failed last; None: no engine ended, or its code is not known
@@ -368,7 +503,6 @@ class StartFailure:
 
     error: str
     duration_s: float
-    """Seconds from the start to the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,3 +562,38 @@ class ObservedState:
     lost."""
     gpu_use: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Replica name to MiB in use by GPU uuid, read since the replica was ready. Absent means unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """The most memory, in MiB, that one replica was ever observed to hold. None: it could not be measured, or the
+    replica has no GPU."""
+
+    per_gpu_mib: int | None = None
+    """Memory of one GPU, the one of which the replica holds the most."""
+    host_mib: int | None = None
+    """Main memory, including mapped model files."""
+
+    def largest_of(self, other: HeldMemory) -> HeldMemory:
+        """Return a HeldMemory with the larger value of each field; a known value counts as larger than None."""
+        return HeldMemory(_larger(self.per_gpu_mib, other.per_gpu_mib), _larger(self.host_mib, other.host_mib))
+
+
+def raise_claims(claims: Mapping[str, int], held: HeldMemory | None) -> Mapping[str, int]:
+    """Return a replica's claims, raised to the memory that it was observed to hold (None: it was not observed).
+
+    So the plan places nothing else into that memory. `claims` and the result map GPU uuids, and HOST for main memory,
+    to MiB. No claim is lowered, and `claims` is not changed. The claim of every GPU of the replica is raised to the
+    memory held on its fullest one, as in the claim of the next load. Main memory is claimed even if the replica started
+    without a claim of it.
+    """
+    if held is None:
+        return claims
+    raised_claims = {uuid: mib if uuid == HOST else max(mib, held.per_gpu_mib or 0) for uuid, mib in claims.items()}
+    if held.host_mib is not None:
+        raised_claims[HOST] = max(claims.get(HOST, 0), held.host_mib)
+    return raised_claims
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)

@@ -22,23 +22,23 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
-from common.line_writer import LineWriter, end_program, open_missing_streams
-from common.lingering_app import LingeringApp
+from common.line_writer import end_program, open_missing_streams
 from common.listening import ListenError, bind_listeners
 from common.processes import return_freed_memory
+from common.program import EXIT_ADDRESS, EXIT_USAGE, explain_settings, refuse_start
 from common.program_logs import configure_logging, keep_log_file
 from common.trusted_clock import TrustedClock
-from controller.schema.errors import RoundhouseError
-from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_clock, open_store
+from common.unread_input import LingeringApp
+from contract.errors import RoundhouseError
+from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_clock
+from gateway.extension import Extend, ExtensionError, open_extension
 from gateway.server.call import header_lines
 from gateway.server.connection import ClientConnection, last_answer
 from gateway.server.request_reader import ClientLimits
 from gateway.server.tls_certificate import CertificateError, TlsCertificate
 from gateway.settings import GatewaySettings
-from gateway.storage.store import StateStore, StoreError
 
-EXIT_SETTINGS = 2
-EXIT_PORT = 3
+_refuse = functools.partial(refuse_start, "gateway")
 UNSENT_BYTES = 128 * 1024
 """Bytes of an answer that the operating system buffers per connection before they are sent."""
 BACKLOG = 2048
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
         self._end = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(config)
-        self._gateway = gateway
+        self.gateway = gateway
         self._grace_s = grace_s
         self._certificate = certificate
 
@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
 
     def _refuse_plain_http(self) -> bytes:
         error = RoundhouseError("https_required", "This port speaks HTTPS, and the request came as plain HTTP.")
-        request_id = self._gateway.inference.next_request_id()
+        request_id = self.gateway.inference.next_request_id()
         return last_answer(error, request_id, header_lines(self.server_state.default_headers))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -103,8 +103,8 @@ class Server(uvicorn.Server):
         Called by uvicorn after a signal. Waits for requests until about a second after the grace period at most, and
         then for the end of the gateway's lifespan.
         """
-        self._gateway.begin_stop()
-        end_timer = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
+        self.gateway.begin_stop()
+        end_timer = asyncio.get_running_loop().call_later(self._grace_s, self.gateway.end_all)
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):
@@ -123,7 +123,7 @@ class Server(uvicorn.Server):
         """Wait also for requests without a connection, such as background responses."""
         state = self.server_state
         # Nothing signals that uvicorn's sets are empty.
-        while (state.connections or state.tasks or self._gateway.is_busy) and not self.force_exit:  # noqa: ASYNC110
+        while (state.connections or state.tasks or self.gateway.is_busy) and not self.force_exit:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         for server in self.servers:
             await server.wait_closed()
@@ -147,37 +147,35 @@ class Server(uvicorn.Server):
 def main() -> int:
     """Run the gateway until it is stopped by a signal, or write to stderr why it cannot start.
 
-    Returns the exit code: 0 after a signal, `EXIT_SETTINGS` (2) for settings or a state folder that cannot be used,
-    `EXIT_PORT` (3) if it cannot listen. Blocks; call it in the main thread of a process of its own, whose limits and
+    Returns the exit code: 0 after a signal, `EXIT_USAGE` (2) for settings or a state folder that cannot be used,
+    `EXIT_ADDRESS` (3) if it cannot listen. Blocks; call it in the main thread of a process of its own, whose limits and
     garbage collector and memory allocator it changes.
     """
     try:
         settings = GatewaySettings()
     except ValidationError as error:
-        return _refuse_start(EXIT_SETTINGS, "; ".join(_plain_text(detail) for detail in error.errors()))
+        return _refuse(EXIT_USAGE, explain_settings(error))
     try:
         certificate = open_certificate(settings)
     except CertificateError as error:
-        return _refuse_start(EXIT_SETTINGS, str(error))
+        return _refuse(EXIT_USAGE, str(error))
     try:
         listeners = bind_client_listeners(settings.hosts, settings.port)
     except ListenError as error:
         address = f"{error.host}:{settings.port}"
-        return _refuse_start(
-            EXIT_PORT, f"cannot listen on {address}: {error}. Choose another ROUNDHOUSE_HOST or _PORT."
-        )
+        return _refuse(EXIT_ADDRESS, f"cannot listen on {address}: {error}. Choose another ROUNDHOUSE_HOST or _PORT.")
     settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})  # 0 took a free port
     try:
         trusted_clock = open_clock(settings)
-        store = open_store(settings, trusted_clock)
-    except StoreError as error:
-        return _refuse_start(EXIT_SETTINGS, f"{error}. Set ROUNDHOUSE_STATE, or ROUNDHOUSE_RESPONSES_RETENTION_H=0")
+        extend = open_extension(settings, trusted_clock)
+    except ExtensionError as error:
+        return _refuse(EXIT_USAGE, str(error))
     try:
-        server = server_of(settings, store, certificate, trusted_clock)
+        server = server_of(settings, extend, certificate, trusted_clock)
     except AdminHostError as error:
-        return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
+        return _refuse(EXIT_USAGE, f"ROUNDHOUSE_ADMIN_HOST: {error}")
     except OSError as error:
-        return _refuse_start(EXIT_SETTINGS, f"{error.filename}: {error.strerror}. Set ROUNDHOUSE_STATE")
+        return _refuse(EXIT_USAGE, f"{error.filename}: {error.strerror}. Set ROUNDHOUSE_STATE")
     configure_logging(settings.log_level, settings.log_format)
     keep_log_file(settings.state, "gateway", settings.log_mib, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -189,7 +187,7 @@ def main() -> int:
     raise_file_limit()
     tune_garbage_collector()
     return_freed_memory()
-    if store is not None:
+    if server.gateway.extension.has_thread:
         shorten_switch_interval()
     server.run(sockets=listeners)
     return 0
@@ -220,7 +218,7 @@ def tune_garbage_collector() -> None:
     program is assembled.
 
     Measured: a tenth more requests per second. Requests leave no reference cycles, even when they fail: a cycle would
-    keep what it holds, such as a body, for minutes (see common/tracebacks.py).
+    keep what it holds, such as a body, for minutes (see common/processes.py).
     """
     gc.collect()
     gc.freeze()
@@ -256,23 +254,25 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
 
 def server_of(
     settings: GatewaySettings,
-    store: StateStore | None,
+    extend: Extend,
     certificate: TlsCertificate | None,
     trusted_clock: TrustedClock,
 ) -> Server:
     """Return the server of a new gateway, which is not started: call its `run` with bound sockets. Blocks, as
     `create_gateway` does.
 
-    `store` None: responses are not stored; else the gateway closes it when it ends, but not if an error is raised here.
-    `certificate` None: it serves HTTP. `trusted_clock`: the one of `store`.
+    `extend`: adds another package's features, see `open_extension`. `certificate` None: it serves HTTP.
+    `trusted_clock`: the one that `extend` was opened with.
 
     Raises:
         AdminHostError: the setting `admin_host` has an entry that is no usable address.
-        OSError: the folder of the streams' files cannot be read.
+        OSError: `extend` cannot read its files.
     """
-    gateway = create_gateway(settings, store, certificate, trusted_clock)
-    limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
-    protocol = functools.partial(ClientConnection, direct=gateway.direct, limits=limits)
+    gateway = create_gateway(settings, extend, certificate, trusted_clock)
+    limits = ClientLimits(
+        settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s, settings.max_body_bytes
+    )
+    protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
     config = uvicorn.Config(
         LingeringApp(gateway.app),
         loop="uvloop",
@@ -286,18 +286,6 @@ def server_of(
         server_header=False,
     )
     return Server(config, gateway, settings.shutdown_grace_s, certificate)
-
-
-def _plain_text(detail: object) -> str:
-    assert isinstance(detail, dict)
-    variable = "_".join(["ROUNDHOUSE", *(str(step).upper() for step in detail["loc"])]) if detail["loc"] else ""
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{variable}: {message}" if variable else message
-
-
-def _refuse_start(code: int, reason: str) -> int:
-    LineWriter(sys.stderr).write_line(f"roundhouse gateway: {reason}")
-    return code
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from common.health_check import report_problem, request_health
 from common.listening import pick_local_host, split_hosts
 
 TIMEOUT_S: float = 4
@@ -48,15 +49,7 @@ def find_problem(target: HealthTarget) -> str | None:
     Blocks for about `TIMEOUT_S` (4 s) at most to connect, and for each read. Failed connections are returned as text,
     not raised. The TLS certificate is not verified.
     """
-    connection = _open_connection(target)
-    try:
-        connection.request("GET", "/health/live")
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        return f"no answer from {target.host} port {target.port}: {error!r}"
-    finally:
-        connection.close()
-    return None if status == 200 else f"/health/live answers {status}"
+    return request_health(_open_connection(target), "/health/live")
 
 
 def _open_connection(target: HealthTarget) -> http.client.HTTPConnection:
@@ -76,9 +69,7 @@ def main() -> int:
         problem = find_problem(find_target(os.environ))
     except ValueError as error:
         problem = str(error)
-    if problem is not None:
-        print(problem)  # noqa: T201 - Docker keeps what a health check says
-    return 0 if problem is None else 1
+    return report_problem(problem)
 
 
 if __name__ == "__main__":

@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
-from common.gateway_token import read_token
 from common.listening import is_loopback, split_hosts
-from common.log_formats import LogFormat
-from common.program_address import ProgramAddress
+from common.program_client import ProgramAddress
+from common.settings import (
+    GatewayHosts,
+    GatewayPort,
+    GatewayTokenFile,
+    LogForm,
+    LogLevel,
+    LogMib,
+    ProgramSettings,
+    RetrievalConcurrency,
+    RetrievalTokenFile,
+    ServesRetrieval,
+    StateFolder,
+)
+from common.shared_token import read_token
 from gateway.discovery.advert import AdvertisedAddress
 
 MIB = 1024 * 1024
 
 
-class GatewaySettings(BaseSettings):
-    """Every setting of the gateway, read from environment variables when it is made. Immutable.
+class GatewaySettings(ProgramSettings):
+    """Every setting of the gateway."""
 
-    The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
-    ignored. Making it raises pydantic's ValidationError for invalid values.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
-
-    host: str = Field(
-        "127.0.0.1",
-        description="Addresses or names, comma-separated, that the gateway listens on. A name means all "
-        "of its addresses on this machine.",
-    )
-    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0: any free port.")
+    host: GatewayHosts = "127.0.0.1"
+    port: GatewayPort = 8080
     controller_url: str = Field(
         "unix:state/controller.sock",
         description="Address of the controller: `http://host:port` or `unix:/path/controller.sock`.",
     )
-    gateway_token_file: Path | None = Field(
-        None,
-        description="File with the token that gateways and the command line send to a controller that "
-        "listens on `host:port`. The controller creates the file; gateways read it for each "
-        "connection. Keep it in a folder that no other user can enter.",
-    )
+    gateway_token_file: GatewayTokenFile = None
     open: bool = Field(
         False,
         description="Allow requests without keys beyond loopback while no keys are declared. Everybody "
@@ -97,12 +94,7 @@ class GatewaySettings(BaseSettings):
         description="Serve the routes that change or reveal an engine's inner state (/slots, POST /props, "
         "POST /lora-adapters). With keys they need the scope `admin`.",
     )
-    state: Path = Field(
-        Path("state"),
-        description="State folder: the controller's records and engines' logs, the gateway's "
-        "`responses.db` and identity, retrieval's catalog, original files and embedded vector "
-        "store. Only one program of each kind at a time can use it.",
-    )
+    state: StateFolder = Path("state")
     responses_retention_h: float = Field(
         720,
         ge=0,
@@ -242,41 +234,22 @@ class GatewaySettings(BaseSettings):
     page_folder: Path | None = Field(
         None, description="Folder of the built page; default: the one that `make page` and the images build."
     )
-    retrieval: bool = Field(
+    assistant: bool = Field(
         True,
-        description="Whether documents and searches are served (`/v1/documents`, `/v1/search`, "
-        "`/v1/tenants`, `/v1/files`, `/v1/vector_stores`), by the retrieval program that "
-        "`roundhouse up` starts.",
+        description="Whether the gateway does more than pass requests on: stored responses and conversations, "
+        "resumable streams, tools, MCP, documents. Off: inference, the admin API, the page and metrics alone.",
     )
+    retrieval: ServesRetrieval = True
     retrieval_url: str = Field(
         "unix:state/retrieval.sock",
         description="Address of the retrieval program: `http://host:port` or `unix:/path/retrieval.sock`.",
     )
-    retrieval_token_file: Path | None = Field(
-        None,
-        description="File with the token that retrieval and the gateway show to each other. Retrieval "
-        "creates the file; default: `retrieval-token` in the state folder.",
-    )
-    retrieval_concurrency: int = Field(
-        8,
-        ge=2,
-        le=1024,
-        description="Maximum requests for embeddings and rankings that retrieval has at the gateway at a "
-        "time, waiting ones included. At most half of them are for documents.",
-    )
+    retrieval_token_file: RetrievalTokenFile = None
+    retrieval_concurrency: RetrievalConcurrency = 8
     retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
-    log_mib: int = Field(
-        10,
-        ge=0,
-        description="Maximum size in MiB of the program's own log, `logs/<program>.log` in its state "
-        "folder; 0: no log file.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest severity that is logged: debug, info, warning or error."
-    )
-    log_format: LogFormat = Field(
-        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
-    )
+    log_mib: LogMib = 10
+    log_level: LogLevel = "info"
+    log_format: LogForm = "human"
 
     @field_validator("admin_host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod

@@ -8,37 +8,57 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sqlite3
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
-from common.gateway_token import read_token
+from common.atomic_write import narrow_files
 from common.internal_server import ListeningServer, open_listener
-from common.line_writer import LineWriter, end_program, open_missing_streams
-from common.private_files import narrow_files
+from common.internal_tokens import RETRIEVAL_TOKEN
+from common.line_writer import end_program, open_missing_streams
+from common.listening import split_listen_address
 from common.processes import return_freed_memory
-from common.program_address import split_listen_address
+from common.program import (
+    EXIT_ADDRESS,
+    EXIT_FAILED,
+    EXIT_LOCKED,
+    EXIT_USAGE,
+    AsgiApp,
+    TokenCheck,
+    call_at_end,
+    explain_settings,
+    refuse_start,
+)
 from common.program_logs import configure_logging, keep_log_file
-from common.shared_token import SharedToken
+from common.shared_token import SharedToken, read_token
 from common.trusted_clock import TrustedClock
-from retrieval.api.app import AsgiApp, TokenCheck
 from retrieval.assembly import Retrieval, data_folder
-from retrieval.embedding.client import GatewayModelClient
-from retrieval.parsing.opening import open_parser
+from retrieval.embedding import GatewayModelClient
+from retrieval.parsing.pool import open_parser
 from retrieval.settings import RetrievalSettings
-from retrieval.vector_store.base import VectorStoreError
-from retrieval.vector_store.opening import open_vector_store
+from retrieval.vector_store.base import VectorStore, VectorStoreError
+from retrieval.vector_store.edge.store import EdgeStore
+
+
+async def open_vector_store(settings: RetrievalSettings, folder: Path) -> VectorStore:
+    """Open the store: a Qdrant server where `settings.qdrant_url` is set, else Qdrant Edge in `folder`/edge.
+
+    The server is not asked yet, so one that is not reachable raises nothing here. Raises VectorStoreError where the
+    folder is in use or cannot be opened. The caller closes the store.
+    """
+    if settings.qdrant_url is not None:
+        from retrieval.vector_store.server import ServerStore  # 40 MiB that the embedded store does without
+
+        return ServerStore.connect(settings.qdrant_url, settings.qdrant_api_key)
+    return await EdgeStore.open(folder / "edge")
+
 
 log = logging.getLogger("retrieval")
+_refuse = partial(refuse_start, "retrieval")
 
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_ADDRESS: Final = 3
-EXIT_LOCKED: Final = 4
 CLOCK_NAME: Final = "clock.json"
 """The record of `TrustedClock`, beside the catalog."""
 
@@ -54,7 +74,7 @@ def main() -> int:
         settings = RetrievalSettings()
         address = split_listen_address(settings.retrieval_listen)
     except (ValidationError, ValueError) as error:
-        return _fail(EXIT_USAGE, _first_problem(error))
+        return _refuse(EXIT_USAGE, explain_settings(error))
     return_freed_memory()
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -63,7 +83,7 @@ def main() -> int:
     try:
         settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        return _fail(EXIT_USAGE, f"ROUNDHOUSE_STATE: {settings.state} cannot be made: {error.strerror or error}")
+        return _refuse(EXIT_USAGE, f"ROUNDHOUSE_STATE: {settings.state} cannot be made: {error.strerror or error}")
     narrow_files(settings.state)
     keep_log_file(settings.state, "retrieval", settings.log_mib, settings.log_format)
     # Chat goes first wherever both want a core.
@@ -71,13 +91,13 @@ def main() -> int:
     try:
         return asyncio.run(_serve(settings, address))
     except VectorStoreError as error:
-        return _fail(EXIT_LOCKED, str(error))
+        return _refuse(EXIT_LOCKED, str(error))
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-            return _fail(EXIT_LOCKED, f"another process uses {data_folder(settings)}")
-        return _fail(EXIT_FAILED, f"{data_folder(settings)}: {error}")
+            return _refuse(EXIT_LOCKED, f"another process uses {data_folder(settings)}")
+        return _refuse(EXIT_FAILED, f"{data_folder(settings)}: {error}")
     except (OSError, sqlite3.Error) as error:
-        return _fail(EXIT_FAILED, f"{data_folder(settings)}: {error}")
+        return _refuse(EXIT_FAILED, f"{data_folder(settings)}: {error}")
 
 
 async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -> int:
@@ -86,7 +106,7 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
     try:
         listener = open_listener(address)
     except OSError as error:
-        return _fail(EXIT_ADDRESS, f"cannot listen on {settings.retrieval_listen}: {error.strerror or error}")
+        return _refuse(EXIT_ADDRESS, f"cannot listen on {settings.retrieval_listen}: {error.strerror or error}")
     folder = data_folder(settings)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     store = await open_vector_store(settings, folder)
@@ -98,11 +118,10 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
         Retrieval(settings, store, parser, models, TrustedClock(folder / CLOCK_NAME)) as retrieval,
     ):
         ended = asyncio.Event()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+        call_at_end(ended.set)
         app: AsgiApp = retrieval.build_app()
         if not isinstance(address, Path):
-            app = TokenCheck(app, token)
+            app = TokenCheck(app, token, RETRIEVAL_TOKEN)
         server = ListeningServer(app, address, listener)
         log.info("vectors in %s, listening on %s", store.kind, settings.retrieval_listen)
         waits = [asyncio.create_task(each.wait()) for each in (ended, retrieval.has_failed)]
@@ -111,20 +130,6 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
             wait.cancel()
         await server.close()
         return EXIT_FAILED if retrieval.has_failed.is_set() else 0
-
-
-def _first_problem(error: ValidationError | ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    variable = "_".join(["ROUNDHOUSE", *(str(step).upper() for step in first["loc"])]) if first["loc"] else ""
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{variable}: {message}" if variable else message
-
-
-def _fail(code: int, message: str) -> int:
-    LineWriter(sys.stderr).write_line(f"roundhouse retrieval: {message}")
-    return code
 
 
 if __name__ == "__main__":

@@ -13,35 +13,28 @@ from typing import Final, get_args
 
 from starlette.applications import Starlette
 
-from common.state_files import ORIGINALS_FOLDER, RESTORED_NAME, RETRIEVAL_FOLDER
+from common.sqlite_files import ORIGINALS_FOLDER, RESTORED_NAME, RETRIEVAL_FOLDER
 from common.trusted_clock import TrustedClock
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
+from contract.retrieval import IndexStatus, RetrievalStatus
 from retrieval.api.app import create_app
-from retrieval.api.documents import DocumentRoutes
-from retrieval.api.files import FileRoutes
-from retrieval.api.search import SearchRoutes
-from retrieval.api.status import StatusRoutes
-from retrieval.api.tenants import TenantRoutes
-from retrieval.api.vector_stores import VectorStoreRoutes
+from retrieval.api.documents import DocumentRoutes, SearchRoutes, StatusRoutes, TenantRoutes
+from retrieval.api.vector_stores import FileRoutes, VectorStoreRoutes
 from retrieval.catalog.collections import count_missing
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import Collection, VersionState
 from retrieval.catalog.versions import count_chunks, count_states, oldest_accepted_at
-from retrieval.documents.service import DocumentService
-from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnavailableError
-from retrieval.embedding.prefixes import Prefixes, choose_prefixes
-from retrieval.file_search.file_service import FileService
-from retrieval.file_search.store_service import VectorStoreService
+from retrieval.documents import DocumentService
+from retrieval.embedding import ModelClient, ModelRefusedError, ModelUnavailableError, Prefixes, choose_prefixes
+from retrieval.file_search import FileService, VectorStoreService
 from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError
 from retrieval.ingestion.document_changes import DocumentChanges
-from retrieval.ingestion.garbage_collector import GarbageCollector
-from retrieval.ingestion.index import Index
+from retrieval.ingestion.index import DocumentStores, GarbageCollector, Index
 from retrieval.ingestion.pipeline import IngestionPipeline
 from retrieval.metrics import Figures, RetrievalMetrics
 from retrieval.parsing.base import ChunkingOptions, Parser
-from retrieval.schema.status import IndexStatus, RetrievalStatus
-from retrieval.search.service import SearchService
+from retrieval.search import SearchService
 from retrieval.settings import RetrievalSettings
 from retrieval.vector_store.base import VectorStore, VectorStoreError
 from retrieval.vector_store.bm25_options import Bm25Options
@@ -127,18 +120,15 @@ class Retrieval:
         )
         bm25 = Bm25Options(settings.retrieval_language)
         self.index = Index(self.catalog, store, self.writer, models, settings.retrieval_embedding_model, bm25)
-        self.collector = GarbageCollector(self.catalog, self.originals, store, self.index, self.writer)
+        stores = DocumentStores(self.catalog, self.originals, store, self.index, self.writer)
+        self.collector = GarbageCollector(stores)
         self._complaints = _Complaints()
         self._has_garbage = asyncio.Event()
         self._wants_reindex = asyncio.Event()
         self._reindex_error: str | None = None
         self.pipeline = IngestionPipeline(
-            self.catalog,
-            self.originals,
+            stores,
             parser,
-            store,
-            self.writer,
-            self.index,
             self.changes,
             at_once=settings.retrieval_parsers + 1,
             clock=clock.read_earliest,
@@ -180,7 +170,7 @@ class Retrieval:
 
     def build_app(self) -> Starlette:
         """Return a new ASGI application with all routes, `GET /metrics` included. It checks no token (wrap it in
-        `retrieval.api.app.TokenCheck` for that), and can serve only while the context is entered."""
+        `common.program.TokenCheck` for that), and can serve only while the context is entered."""
         max_bytes = self._settings.retrieval_max_file_mib * MIB
         groups = (
             DocumentRoutes(self.documents, self.originals, max_bytes),

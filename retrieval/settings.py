@@ -7,37 +7,29 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from common.log_formats import LogFormat
-from retrieval.schema.languages import SearchLanguage
+from common.settings import (
+    AnyLogLevel,
+    LogForm,
+    LogMib,
+    ProgramSettings,
+    RetrievalConcurrency,
+    RetrievalTokenFile,
+    StateFolder,
+)
+from contract.documents import SearchLanguage
 
 
-class RetrievalSettings(BaseSettings):
-    """Every setting of retrieval, read from environment variables when the object is made. Immutable.
+class RetrievalSettings(ProgramSettings):
+    """Every setting of retrieval. An overlap of chunks above half of their size is a ValidationError, too. No file is
+    looked at, and no server is asked."""
 
-    The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
-    ignored. Making the object raises pydantic's ValidationError for invalid values, and for an overlap of chunks above
-    half of their size. No file is looked at, and no server is asked.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
-
-    state: Path = Field(
-        Path("state"),
-        description="State folder: the controller's records and engines' logs, the gateway's "
-        "`responses.db` and identity, retrieval's catalog, original files and embedded vector "
-        "store. Only one program of each kind at a time can use it.",
-    )
+    state: StateFolder = Path("state")
     retrieval_listen: str = Field(
         "unix:state/retrieval.sock",
         description="Where retrieval listens for the gateway: `unix:/path/retrieval.sock`, or `host:port`.",
     )
-    retrieval_token_file: Path | None = Field(
-        None,
-        description="File with the token that retrieval and the gateway show to each other. Retrieval "
-        "creates the file; default: `retrieval-token` in the state folder.",
-    )
+    retrieval_token_file: RetrievalTokenFile = None
     gateway_url: str = Field(
         "http://127.0.0.1:8080", description="Address of the gateway, which retrieval asks for embeddings and rankings."
     )
@@ -83,23 +75,10 @@ class RetrievalSettings(BaseSettings):
     )
     retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
     retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Maximum chunks per embedding request.")
-    retrieval_concurrency: int = Field(
-        8,
-        ge=2,
-        le=1024,
-        description="Maximum requests for embeddings and rankings that retrieval has at the gateway at a "
-        "time, waiting ones included. At most half of them are for documents.",
-    )
-    log_level: str = Field("INFO", description="Lowest severity that is logged: debug, info, warning or error.")
-    log_format: LogFormat = Field(
-        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
-    )
-    log_mib: int = Field(
-        16,
-        ge=0,
-        description="Maximum size in MiB of the program's own log, `logs/<program>.log` in its state "
-        "folder; 0: no log file.",
-    )
+    retrieval_concurrency: RetrievalConcurrency = 8
+    log_level: AnyLogLevel = "INFO"
+    log_format: LogForm = "human"
+    log_mib: LogMib = 16
 
     @field_validator("qdrant_url")
     @classmethod

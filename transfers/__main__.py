@@ -1,6 +1,7 @@
 """`python -m transfers`: run one transfers program until SIGTERM or SIGINT.
 
 Exit codes: 0 ended as asked, 1 failed, 2 a setting is wrong, 3 the address is taken, 4 the models folder is in use.
+Before it talks to anybody, the process gives up root's rights, and resources.
 """
 
 from __future__ import annotations
@@ -8,30 +9,82 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import sys
+import resource
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
 from common.internal_server import ListeningServer, open_listener
-from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.internal_tokens import TRANSFERS_TOKEN
+from common.line_writer import end_program, open_missing_streams
+from common.listening import split_listen_address
 from common.processes import return_freed_memory
-from common.program_address import split_listen_address
+from common.program import (
+    EXIT_ADDRESS,
+    EXIT_FAILED,
+    EXIT_LOCKED,
+    EXIT_USAGE,
+    AsgiApp,
+    TokenCheck,
+    call_at_end,
+    explain_settings,
+    refuse_start,
+)
 from common.program_logs import configure_logging
 from common.shared_token import SharedToken
-from transfers.api.app import AsgiApp, TokenCheck
 from transfers.assembly import Transfers
-from transfers.confinement import become_owner, limit_resources
 from transfers.settings import TransfersSettings
 
-log = logging.getLogger("transfers")
+log = logging.getLogger(__name__)
 
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_ADDRESS: Final = 3
-EXIT_LOCKED: Final = 4
+
+MEMORY_BYTES: Final = 4 * 1024**3
+"""Largest address space of the process, in bytes. Downloads are written as they come, so that it needs far less."""
+OPEN_FILES: Final = 1024
+
+
+def limit_resources() -> None:
+    """Limit address space and open files of this process, and write no core files, which may hold a token. A limit that
+    is lower already stays. Raises OSError or ValueError if the kernel refuses."""
+    for kind, limit in (
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (lowest, lowest))
+
+
+def become_owner(models: Path, writable: Path | None) -> None:
+    """If this process is root, become the owner of the models folder, for good. Downloaded files then belong to the
+    operator, and a fault in the code that reads strangers' bytes does not have root's rights. Does nothing if the
+    folder belongs to root, or the process is not root.
+
+    `writable`: a folder that belongs to root so far; it is created, and its owner and that of the files in it changed,
+    before. None: there is none. Blocks on the disk. A container needs the capabilities CHOWN, SETUID and SETGID for
+    this.
+
+    Raises:
+        OSError: the models folder cannot be looked at, or the kernel refuses.
+    """
+    owner = models.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    if writable is not None:
+        writable.mkdir(parents=True, exist_ok=True)
+        for path in (writable, *writable.iterdir()):
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    os.setgroups([])
+    os.setresgid(owner.st_gid, owner.st_gid, owner.st_gid)
+    os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)
+    log.info("running as the owner of %s: user %d, group %d", models, owner.st_uid, owner.st_gid)
+
+
+log = logging.getLogger("transfers")
+_refuse = partial(refuse_start, "transfers")
 
 
 def main() -> int:
@@ -40,13 +93,13 @@ def main() -> int:
     failed start is one line on stderr.
 
     Settings come from the environment. Call once per process: logging is configured, the process' priority lowered,
-    and what it does not need is given up for good (`transfers.confinement`).
+    and what it does not need is given up for good (`transfers.__main__`).
     """
     try:
         settings = TransfersSettings()
         address = _read_address(settings)
     except (ValidationError, ValueError) as error:
-        return _fail(EXIT_USAGE, _first_problem(error))
+        return _refuse(EXIT_USAGE, explain_settings(error))
     return_freed_memory()
     configure_logging(settings.log_level, settings.log_format)
     for name in ("uvicorn.error", "httpx2", "httpcore2", "huggingface_hub"):
@@ -60,9 +113,9 @@ def main() -> int:
         become_owner(settings.models_folder, None if token_file is None else token_file.parent)
         return _run(settings, address)
     except BlockingIOError:
-        return _fail(EXIT_LOCKED, f"another transfers program uses {settings.models_folder}")
+        return _refuse(EXIT_LOCKED, f"another transfers program uses {settings.models_folder}")
     except OSError as error:
-        return _fail(EXIT_FAILED, f"{settings.models_folder}: {error}")
+        return _refuse(EXIT_FAILED, f"{settings.models_folder}: {error}")
 
 
 def _read_address(settings: TransfersSettings) -> Path | tuple[str, int]:
@@ -89,33 +142,18 @@ async def _serve(settings: TransfersSettings, address: Path | tuple[str, int], t
         assert settings.transfers_token_file is not None
         token = SharedToken(settings.transfers_token_file, "the token of transfers and the controller")
         token.ensure_token()  # before anybody can connect: who does has read it
-        app = TokenCheck(app, token)
+        app = TokenCheck(app, token, TRANSFERS_TOKEN)
     try:
         listener = open_listener(address)
     except OSError as error:
-        return _fail(EXIT_ADDRESS, f"cannot listen on {settings.transfers_listen}: {error.strerror or error}")
+        return _refuse(EXIT_ADDRESS, f"cannot listen on {settings.transfers_listen}: {error.strerror or error}")
     ended = asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+    call_at_end(ended.set)
     server = ListeningServer(app, address, listener)
     log.info("models go to %s, listening on %s", settings.models_folder, settings.transfers_listen)
     await ended.wait()
     await server.close()
     return 0
-
-
-def _first_problem(error: ValidationError | ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    variable = "_".join(["ROUNDHOUSE", *(str(step).upper() for step in first["loc"])]) if first["loc"] else ""
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{variable}: {message}" if variable else message
-
-
-def _fail(code: int, message: str) -> int:
-    LineWriter(sys.stderr).write_line(f"roundhouse transfers: {message}")
-    return code
 
 
 if __name__ == "__main__":

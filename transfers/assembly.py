@@ -9,26 +9,19 @@ from httpx2 import URL
 from starlette.applications import Starlette
 
 from common.network.transport import origin_of
-from controller.schema.downloads import RECORDS_FOLDER
-from transfers.api.app import create_app
-from transfers.api.downloads import DownloadRoutes
-from transfers.api.files import FileRoutes
-from transfers.api.requests import Worker
-from transfers.downloads.board import DownloadBoard
+from contract.downloads import RECORDS_FOLDER
+from transfers.api import DownloadRoutes, FileRoutes, Worker, create_app
+from transfers.downloads.board import DownloadBoard, StoredFiles
 from transfers.downloads.inspection import Inspector
 from transfers.downloads.job import FolderLocks, JobTools
-from transfers.downloads.removal import StoredFiles
-from transfers.fetch.file_fetch import FetchOptions
-from transfers.folder.models_folder import ModelsFolder
-from transfers.folder.records import RecordStore
-from transfers.network.client import NetworkOptions
-from transfers.network.retry import RetryPolicy
+from transfers.fetch import FetchOptions
+from transfers.models_folder import ModelsFolder, RecordStore
+from transfers.network import NetworkOptions, RetryPolicy
 from transfers.settings import TransfersSettings
+from transfers.sources.direct import LocalSource, UrlSource
 from transfers.sources.hub import HubSource
-from transfers.sources.local import LocalSource
 from transfers.sources.registry import RegistrySource
 from transfers.sources.source_set import SourceSet
-from transfers.sources.url import UrlSource
 
 QUICK_THREADS: Final = 4
 SLOW_THREADS: Final = 16
@@ -65,8 +58,8 @@ class Transfers:
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "slow")
 
     def build_app(self) -> Starlette:
-        """Return a new ASGI application with all routes. It checks no token (wrap it in `transfers.api.app.TokenCheck`
-        for that), and can serve only while the context is entered."""
+        """Return a new ASGI application with all routes. It checks no token (wrap it in
+        `common.program.TokenCheck` for that), and can serve only while the context is entered."""
         quick, slow = Worker(self._quick), Worker(self._slow)
         downloads = DownloadRoutes(self.board, self.inspector, quick, slow)
         return create_app([*downloads.routes(), *FileRoutes(self.files, slow).routes()])

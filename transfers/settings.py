@@ -5,25 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from common.gateway_token import read_token
-from common.log_formats import LogFormat
 from common.network.address_rule import AllowedHosts, parse_allowed_hosts
-from transfers.network.scheme_rule import find_scheme_refusal
+from common.settings import AnyLogLevel, LogForm, ProgramSettings, TransfersTokenFile
+from common.shared_token import read_token
+from transfers.network import find_scheme_refusal
 
 _SEPARATOR = ","
 
 
-class TransfersSettings(BaseSettings):
-    """Every setting of transfers, read from environment variables when the object is made. Immutable.
-
-    The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
-    ignored. Making the object raises pydantic's ValidationError for invalid values. No file is opened, and no address
-    connected to.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
+class TransfersSettings(ProgramSettings):
+    """Every setting of transfers. No file is opened, and no address connected to."""
 
     models: str = Field(
         "models",
@@ -34,11 +26,7 @@ class TransfersSettings(BaseSettings):
         "unix:state/transfers.sock",
         description="Where transfers listens for the controller: `unix:/path/transfers.sock`, or `host:port`.",
     )
-    transfers_token_file: Path | None = Field(
-        None,
-        description="File with the token that the controller shows to a transfers program that listens on "
-        "`host:port`. Transfers creates the file.",
-    )
+    transfers_token_file: TransfersTokenFile = None
     transfers_allow_hosts: str = Field(
         "",
         description="Hosts, comma-separated, each with or without `:port`, that downloads may connect to "
@@ -66,10 +54,8 @@ class TransfersSettings(BaseSettings):
         repr=False,
     )
     hub_token_file: Path | None = Field(None, description="File with that token. It is read for each download.")
-    log_level: str = Field("INFO", description="Lowest severity that is logged: debug, info, warning or error.")
-    log_format: LogFormat = Field(
-        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
-    )
+    log_level: AnyLogLevel = "INFO"
+    log_format: LogForm = "human"
 
     @field_validator("transfers_allow_hosts")
     @classmethod

@@ -65,11 +65,11 @@ def _launch(name: str, argv: Sequence[str]) -> int:
 
 
 def _serve(name: str, argv: Sequence[str]) -> int:
-    from worker.serving import server
+    from worker.serving import run_server
 
     module, args = parse_engine(name, argv)
     try:
-        server.run_server(module.create(args), args)
+        run_server(module.create(args), args)
     except PortTakenError as error:
         return _fail(3, str(error))
     except LoadError as error:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.text.token_reader import byte_alphabet
+from worker.text.answer_text import byte_alphabet
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,8 +1,8 @@
 """The interface between the worker and an engine. A new engine is one file in `worker/engines/`.
 
 Such a module has `add_arguments(parser)`, which declares its command line flags, and `create(args)`, which returns an
-`Engine`. It imports heavy packages no earlier than in `Engine.load_model`. The worker does the rest: HTTP, queueing,
-token counts, metrics and signals.
+`Engine` that is not loaded yet. It imports heavy packages no earlier than in `Engine.load_model`. The worker does the
+rest: HTTP, queueing, token counts, metrics and signals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from worker.errors import JobCancelledError
+from worker.errors import JobCancelledError, RequestError
 from worker.metrics import Counters
 from worker.schema import ChatRequest, CompletionRequest
 
@@ -122,12 +122,7 @@ class Engine(Protocol):
         """
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue a prompt, a text or token ids, without a chat template: return an iterator of pieces, whose last one
-        has a finish reason. The caller exhausts or closes it.
-
-        Calls `job`'s counters as tokens are processed. Raises RequestError, from the call or before the first piece, if
-        the request cannot be served; JobCancelledError while iterating, once the job is cancelled.
-        """
+        """Continue a prompt, a text or token ids, without a chat template. Otherwise as `stream_chat`."""
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector for each text, in order, of Euclidean length 1 unless the command line says otherwise.
@@ -153,3 +148,40 @@ class Engine(Protocol):
     def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the prompt that `stream_chat` makes of a conversation, which may be more than
         fit the context. Raises RequestError if the model takes no such conversation."""
+
+
+class PartialEngine:
+    """Base of engines that serve only some of the APIs: every method of `Engine` but `load_model` raises RequestError
+    `not_supported` when it is called. A subclass defines `load_model`, `slots` and `apis`, which this class lacks, and
+    overrides the methods of the APIs in its `apis` (see `Engine`)."""
+
+    context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
+
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+        raise _not_offered()
+
+    def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+        raise _not_offered()
+
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
+        raise _not_offered()
+
+    def join_tokens(self, tokens: list[int]) -> str:
+        raise _not_offered()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        raise _not_offered()
+
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        raise _not_offered()
+
+    def render_prompt(self, request: ChatRequest) -> str:
+        raise _not_offered()
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        raise _not_offered()
+
+
+def _not_offered() -> RequestError:
+    return RequestError("This engine does not offer that.", code="not_supported")

@@ -32,12 +32,10 @@ class Counters:
         self._deferred = 0
 
     def add_prompt_tokens(self, tokens: int) -> None:
-        """Count prompt tokens that were processed."""
         with self._lock:
             self._prompt_tokens += tokens
 
     def add_predicted_token(self) -> None:
-        """Count a generated token."""
         with self._lock:
             self._tokens_predicted += 1
 

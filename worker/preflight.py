@@ -14,6 +14,16 @@ KV_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0"
 
 GGUF_MAGIC = b"GGUF"
 LAST_PORT = 65535
+TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
+
+
+def read_token() -> str | None:
+    """Return the bearer token that clients of the replica send; None: none is required. Raises LoadError for an empty
+    one."""
+    token = os.environ.get(TOKEN_ENV)
+    if token == "":
+        raise LoadError(f"{TOKEN_ENV} is set and empty: set a token, or unset it to serve without one")
+    return token
 
 
 def port_number(text: str) -> int:

@@ -1,17 +1,348 @@
-"""The transport of `httpx2` whose requests and connections are checked."""
+"""Connections to addresses that somebody else names: to those that the rule allows, with answers bounded in bytes,
+depth and time.
+
+Whoever asks bounds the silence and the answer's head (`CheckedBackend` for threads, aiohttp's timeout in an event
+loop), and asks for no compression: bytes are counted as they come. Files are not read so.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import queue
+import select
+import socket
 import ssl
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
 import httpcore2
 import httpx2
 
-from common.network.address_rule import AllowedHosts, default_port
-from common.network.backend import CheckedBackend, OpenBackends, Pace, Resolver
-from common.network.errors import AddressRefusedError
+from common.network.address_rule import Address, AllowedHosts, default_port, find_refused
+
+
+class AddressRefusedError(Exception):
+    """A host must not be connected to. The message names the host and the reason."""
+
+
+class UnreadableAnswerError(Exception):
+    """An answer cannot be read: it is too large, compressed, nested too deep, or no JSON. The text says which, as a
+    clause without a full stop."""
+
+
+class InterruptedConnectionError(Exception):
+    """The connections were ended from this side, by `CheckedBackend.interrupt`."""
+
+
+LONGEST_ANSWER: Final = 8 * 1024 * 1024
+"""Bytes of an answer, unless who reads it sets another bound. A hub's list of 10,000 files has a third of it."""
+ANSWER_S: Final = 45.0
+"""Seconds in which the whole body must come."""
+DEEPEST_JSON: Final = 64
+"""Objects and arrays within each other."""
+
+
+def read_whole(
+    parts: Iterable[bytes],
+    *,
+    most_bytes: int = LONGEST_ANSWER,
+    within_s: float = ANSWER_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> bytes:
+    """Return all parts of a body together. Blocks for `within_s` and the time of one part at most. `clock`: returns
+    seconds, and never goes back.
+
+    Raises:
+        UnreadableAnswerError: the body has more than `most_bytes`.
+        TimeoutError: it did not come in time, however steadily it comes.
+    """
+    ends_at = clock() + within_s
+    body = bytearray()
+    for part in parts:
+        _add(body, part, most_bytes)
+        if clock() > ends_at:
+            raise TimeoutError(f"the answer is not complete after {within_s:g} s")
+    return bytes(body)
+
+
+async def gather_whole(parts: AsyncIterable[bytes], *, most_bytes: int = LONGEST_ANSWER) -> bytes:
+    """Return all parts of a body together, as `read_whole`; the caller bounds the time.
+
+    Raises:
+        UnreadableAnswerError: the body has more than `most_bytes`.
+    """
+    body = bytearray()
+    async for part in parts:
+        _add(body, part, most_bytes)
+    return bytes(body)
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        UnreadableAnswerError: it is no JSON (NaN and infinities are none), has a number that is too long, or is nested
+            deeper than `DEEPEST_JSON`.
+    """
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise UnreadableAnswerError("it is no JSON") from None
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        if depth > DEEPEST_JSON:
+            raise UnreadableAnswerError(f"it is nested deeper than {DEEPEST_JSON} levels")
+        level = [one for each in level for one in (each.values() if isinstance(each, dict) else each)]
+    return value
+
+
+def _add(body: bytearray, part: bytes, most_bytes: int) -> None:
+    if len(body) + len(part) > most_bytes:
+        raise UnreadableAnswerError(f"it is larger than {most_bytes} bytes")
+    body += part
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+Resolver = Callable[[str, int], Sequence[str]]
+"""Host and port to addresses as text, the preferred ones first. May raise OSError."""
+DEFAULT_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a peer may be: a request whose answer brings fewer than `least_bytes` in `window_s` of waiting fails.
+    Time in which nobody waits for the peer does not count."""
+
+    window_s: float = 30.0
+    """Seconds."""
+    least_bytes: int = 30 * 1024
+
+
+def resolve_addresses(host: str, port: int) -> list[str]:
+    """Return the addresses of a host as text, in the order of the system's resolver, each once. Blocks, without a limit
+    of time. Raises OSError if the host has none, and UnicodeError if its name cannot be one."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+class CheckedBackend(httpcore2.NetworkBackend):
+    """Network backend of `httpcore2` that resolves a name, checks all its addresses with `find_refused`, and connects
+    to one of them; the name is not resolved again afterwards. The addresses of hosts in `allowed` are not checked.
+    `resolver` runs in a thread of its own. A peer that is slower than `pace` is given up, in the middle of an answer's
+    head, too: reading raises httpcore2.ReadTimeout. Safe for threads."""
+
+    def __init__(self, allowed: AllowedHosts, resolver: Resolver = resolve_addresses, pace: Pace | None = None) -> None:
+        """`pace` None: the default one."""
+        self._allowed = allowed
+        self._resolver = resolver
+        self._pace = Pace() if pace is None else pace
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """End all connections, and refuse new ones for good. A thread that reads finds the end of its connection at
+        once, and one that writes or connects gets an error. Does not wait. May be called from any thread."""
+        with self._lock:
+            self._is_interrupted = True
+            sockets = list(self._sockets)
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """Connect to the first address of the host that answers. `timeout`: seconds for resolving and connecting
+        together; None: 10 s (`DEFAULT_TIMEOUT_S`). `local_address` and `socket_options` are ignored. Blocks.
+
+        Raises:
+            AddressRefusedError: an address of a host that is not allowed is refused, or the resolver's answer is no
+                IP address.
+            InterruptedConnectionError: `interrupt` was called.
+            httpcore2.ConnectError: the name does not resolve, or nothing answers.
+            httpcore2.ConnectTimeout: it took too long.
+        """
+        ends_at = time.monotonic() + (DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        addresses = self._resolve(host, port, ends_at)
+        if not self._allowed.has(host, port) and (reason := find_refused(addresses)) is not None:
+            raise AddressRefusedError(f"{host} must not be connected to: {reason}")
+        last: Exception = httpcore2.ConnectError(f"{host} has no address")
+        for address in addresses:
+            try:
+                return self._connect(address, port, ends_at)
+            except TimeoutError:
+                raise httpcore2.ConnectTimeout(f"{host} port {port} does not answer") from None
+            except OSError as error:
+                last = httpcore2.ConnectError(f"{host} port {port}: {error.strerror or error}")
+        raise last
+
+    def _connect(self, address: Address, port: int, ends_at: float) -> httpcore2.NetworkStream:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._note(connection)
+            connection.settimeout(max(0.001, ends_at - time.monotonic()))
+            connection.connect((str(address), port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            connection.close()
+            raise
+        return _Stream(connection, self._note, self._pace)
+
+    def _note(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._is_interrupted:
+                raise InterruptedConnectionError("the connections were ended")
+            self._sockets = [each for each in self._sockets if each.fileno() != -1]
+            self._sockets.append(connection)
+
+    def _resolve(self, host: str, port: int, ends_at: float) -> list[Address]:
+        """Ask the resolver in a thread of its own, for it knows no timeout."""
+        answers: queue.SimpleQueue[Sequence[str] | OSError | UnicodeError] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self._resolver(host, port))
+            except (OSError, UnicodeError) as error:
+                answers.put(error)
+
+        threading.Thread(target=ask, name="resolve", daemon=True).start()
+        try:
+            answer = answers.get(timeout=max(0.001, ends_at - time.monotonic()))
+        except queue.Empty:
+            raise httpcore2.ConnectTimeout(f"the name {host} is not resolved in time") from None
+        if isinstance(answer, Exception):
+            reason = answer.strerror if isinstance(answer, OSError) and answer.strerror else answer
+            raise httpcore2.ConnectError(f"the name {host} does not resolve: {reason}")
+        try:
+            # A scoped address (fe80::1%eth0) is link-local whatever its scope.
+            return [ipaddress.ip_address(each.partition("%")[0]) for each in answer]
+        except ValueError as error:
+            raise AddressRefusedError(f"{host} must not be connected to: {error}") from None
+
+
+class OpenBackends:
+    """The backends of one program, so that its end need not wait for sources. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._backends: WeakSet[CheckedBackend] = WeakSet()
+        self._is_interrupted = False
+
+    def add(self, backend: CheckedBackend) -> None:
+        """Note a backend, so that `interrupt` interrupts it, too. If `interrupt` was called already, the backend is
+        interrupted at once. Only a weak reference is kept."""
+        with self._lock:
+            self._backends.add(backend)
+            is_late = self._is_interrupted
+        if is_late:
+            backend.interrupt()
+
+    def interrupt(self) -> None:
+        """End all connections of all backends, and refuse new ones, for good. Does not wait. May be called from any
+        thread."""
+        with self._lock:
+            self._is_interrupted = True
+            backends = list(self._backends)
+        for each in backends:
+            each.interrupt()
+
+
+class _Stream(httpcore2.NetworkStream):
+    """One connection, plain or encrypted."""
+
+    def __init__(self, connection: socket.socket, note: Callable[[socket.socket], None], pace: Pace) -> None:
+        self._socket = connection
+        self._note = note
+        self._pace = pace
+        self._waited_s = 0.0
+        """Seconds of the present window in which the peer was waited for."""
+        self._received = 0
+        """Bytes that came in them."""
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self._socket.settimeout(timeout)
+        began_at = time.monotonic()
+        try:
+            part = self._socket.recv(max_bytes)
+        except TimeoutError:
+            raise httpcore2.ReadTimeout("no byte came in time") from None
+        except OSError as error:
+            raise httpcore2.ReadError(error.strerror or str(error)) from None
+        if part:
+            self._check_pace(len(part), time.monotonic() - began_at)
+        return part
+
+    def _check_pace(self, received: int, waited_s: float) -> None:
+        self._received += received
+        self._waited_s += waited_s
+        if self._waited_s < self._pace.window_s:
+            return
+        if self._received < self._pace.least_bytes:
+            raise httpcore2.ReadTimeout(f"only {self._received} bytes came in {self._waited_s:.0f} s")
+        self._waited_s, self._received = 0.0, 0
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._waited_s, self._received = 0.0, 0  # another request begins
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(buffer)
+        except TimeoutError:
+            raise httpcore2.WriteTimeout("nothing could be sent in time") from None
+        except OSError as error:
+            raise httpcore2.WriteError(error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def start_tls(
+        self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        try:
+            self._socket.settimeout(timeout)
+            encrypted = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
+            self._note(encrypted)
+        except TimeoutError:
+            self.close()
+            raise httpcore2.ConnectTimeout("the encryption was not agreed in time") from None
+        except OSError as error:
+            self.close()
+            raise httpcore2.ConnectError(f"no encrypted connection: {error}") from None
+        return _Stream(encrypted, self._note, self._pace)
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "server_addr":
+            return self._socket.getpeername()
+        if info == "socket":
+            return self._socket
+        if info == "is_readable":
+            return _is_readable(self._socket)
+        return None
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    """Whether an idle connection has something to read, which is its end."""
+    if connection.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 @dataclass(frozen=True, slots=True)

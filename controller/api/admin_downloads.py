@@ -9,14 +9,13 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Query, Response
 from fastapi.responses import StreamingResponse
 
+from contract.downloads import Download, DownloadList, Removal
+from contract.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
 from controller.api.admin_journal import HEARTBEAT, HEARTBEAT_S
-from controller.api.download_examples import INSPECTED, MODEL_FILES, ORDERED, REMOVAL
-from controller.api.examples import example_response
+from controller.api.examples import INSPECTED, MODEL_FILES, ORDERED, REMOVAL, example_response
 from controller.api.requests import Actor, error_responses
 from controller.downloads.file_service import ModelFileService
 from controller.downloads.service import DownloadService
-from controller.schema.downloads import Download, DownloadList, Removal
-from controller.schema.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
 
 _TAGS: list[Any] = ["admin"]
 _SOURCE_ERRORS = (
@@ -49,7 +48,7 @@ DownloadId = Annotated[
 ]
 
 
-def declare(app: FastAPI, downloads: DownloadService, files: ModelFileService) -> None:
+def declare_downloads(app: FastAPI, downloads: DownloadService, files: ModelFileService) -> None:
     """Add the routes `/v1/admin/downloads...` and `/v1/admin/models/files` to `app`. Call before
     `admin_models.declare`, whose route of one model would match the latter too."""
     _declare_orders(app, downloads)
@@ -62,7 +61,6 @@ def _declare_orders(app: FastAPI, downloads: DownloadService) -> None:
         "/v1/admin/downloads/inspect",
         tags=_TAGS,
         summary="What a download will take",
-        response_model=InspectedModel,
         responses=example_response(INSPECTED) | error_responses(*_SOURCE_ERRORS, *_AWAY),
     )
     async def inspect(order: ModelDownloadOrder) -> InspectedModel:
@@ -91,7 +89,6 @@ def _declare_downloads(app: FastAPI, downloads: DownloadService) -> None:
         "/v1/admin/downloads",
         tags=_TAGS,
         summary="Downloads",
-        response_model=DownloadList,
         responses=error_responses(*_AWAY),
     )
     async def list_downloads() -> DownloadList:
@@ -130,7 +127,6 @@ def _declare_downloads(app: FastAPI, downloads: DownloadService) -> None:
         "/v1/admin/downloads/{download}",
         tags=_TAGS,
         summary="One download",
-        response_model=Download,
         responses=error_responses("download_not_found", *_AWAY),
     )
     async def get_download(download: DownloadId) -> Download:
@@ -141,7 +137,6 @@ def _declare_downloads(app: FastAPI, downloads: DownloadService) -> None:
         "/v1/admin/downloads/{download}",
         tags=_TAGS,
         summary="Cancel a download",
-        response_model=Download,
         responses=error_responses("download_not_found", *_AWAY),
     )
     async def cancel(download: DownloadId, actor: Actor) -> Download:
@@ -155,7 +150,6 @@ def _declare_files(app: FastAPI, files: ModelFileService) -> None:
         "/v1/admin/models/files",
         tags=_TAGS,
         summary="Models in the models folders",
-        response_model=ModelFileList,
         responses=example_response(MODEL_FILES) | error_responses(),
     )
     async def list_files() -> ModelFileList:
@@ -167,7 +161,6 @@ def _declare_files(app: FastAPI, files: ModelFileService) -> None:
         "/v1/admin/models/files",
         tags=_TAGS,
         summary="Remove a downloaded model",
-        response_model=Removal,
         responses=example_response(REMOVAL) | error_responses("models_file_kept", "models_file_in_use", *_AWAY),
     )
     async def remove(

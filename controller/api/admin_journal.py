@@ -9,10 +9,10 @@ from typing import Annotated, Any, get_args
 from fastapi import FastAPI, Header, Query
 from fastapi.responses import StreamingResponse
 
+from contract.journal import HISTORY_KINDS, EventKind, History, JournalEntry
 from controller.admin.service import AdminService
 from controller.api.requests import error_responses
-from controller.journal.event_log import EventLog
-from controller.schema.journal import HISTORY_KINDS, EventKind, History, JournalEntry
+from controller.journal import EventLog
 
 HEARTBEAT_S = 10.0
 """Seconds of silence after which an event stream sends a heartbeat."""
@@ -52,7 +52,7 @@ Before = Annotated[
 _LONGEST_ID = len(str(LARGEST_ID))
 
 
-def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
+def declare_journal(app: FastAPI, journal: EventLog, service: AdminService) -> None:
     """Add the routes `/v1/admin/events` (a stream) and `/v1/admin/history` to `app`."""
 
     @app.get(
@@ -99,7 +99,6 @@ def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
         "/v1/admin/history",
         tags=_TAGS,
         summary="History",
-        response_model=History,
         responses=error_responses(),
     )
     async def history(

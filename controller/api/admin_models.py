@@ -1,18 +1,20 @@
-"""Routes of the admin API for models: rows, loads and unloads (seed 001), and resets."""
+"""Routes of the admin API for models: rows, loads and unloads (seed 001), resets, and engines' logs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Query, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from controller.admin.service import AdminService
+from contract.admin import AdminModel, AdminModels, GpuMemoryAnswer, UnloadRequest
+from contract.errors import RoundhouseError
+from controller.admin.override_rules import load_params, load_request_model
+from controller.admin.service import MOST_LINES, AdminService, LogReader
 from controller.api.examples import GPU_MEMORY, MODELS, ROW, example_response
 from controller.api.requests import Actor, Name, error_responses
-from controller.engines.load_fields import LoadValue
-from controller.engines.load_request import load_params, load_request_model
-from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, UnloadRequest
+from controller.engines.options import LoadValue
 
 LONGEST_WAIT_S = 3600.0
 """Maximum of the query parameter `timeout_s`, in seconds."""
@@ -55,7 +57,7 @@ Restart = Annotated[
 _TAGS: list[Any] = ["admin"]
 
 
-def declare(app: FastAPI, service: AdminService) -> None:
+def declare_models(app: FastAPI, service: AdminService) -> None:
     """Add the routes `/v1/admin/models...` and `/v1/admin/gpu-memory` to `app`. Call it after every other function that
     adds routes below `/v1/admin/models`: the route of one model matches their paths too."""
 
@@ -172,3 +174,50 @@ def _row(model: AdminModel, is_done: bool) -> Response:
     """Answer with 200 where the request is done or was already under way (seed 001), with 202 where the caller began
     something that is not done yet."""
     return Response(model.model_dump_json(), 200 if is_done else 202, media_type="application/json")
+
+
+def declare_logs(app: FastAPI, service: AdminService, logs: LogReader) -> None:
+    """Add the route `/v1/admin/models/{name}/logs` to `app`. Call before `admin_models.declare`, whose route of one
+    model would match its paths too."""
+
+    @app.get(
+        "/v1/admin/models/{name:path}/logs",
+        tags=_TAGS,
+        summary="Engines' logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "Lines of text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            **error_responses("unknown_model", "unknown_replica"),
+        },
+    )
+    async def model_logs(
+        name: Name,
+        replica: Annotated[
+            str | None,
+            Query(
+                description="Return only the log of this replica. The model's row contains the names.", max_length=200
+            ),
+        ] = None,
+        lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Number of last lines of each replica.")] = 100,
+        follow: Annotated[
+            bool, Query(description="true: continue with new lines until the client disconnects.")
+        ] = False,
+    ) -> Response:
+        """Log lines of the model's engines: of its running replicas, or, where none runs, of the last one that ended.
+        With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
+        try:
+            model_name = service.resolve_name(name)
+        except RoundhouseError:
+            # A name may contain `/`: then this is the path of the row of a model whose name ends with `/logs`.
+            if (row := await _find_row(service, f"{name}/logs")) is None:
+                raise
+            return Response(row.model_dump_json(), media_type="application/json")
+        text = await logs.open_logs(model_name, replica, lines=lines, follow=follow)
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
+
+
+async def _find_row(service: AdminService, name: str) -> AdminModel | None:
+    try:
+        return await service.get_model(name)
+    except RoundhouseError:
+        return None

@@ -1,21 +1,24 @@
-"""Routes of the admin API for the plan, the dry run, drift, reading the files again, and engines' command lines."""
+"""Routes of the admin API for what is declared at run time, the plan, the dry run, drift, reading the files again, and
+engines' command lines.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI
-from pydantic import BaseModel, ValidationError
+from fastapi import Body, FastAPI, Path, Response
+from pydantic import BaseModel, JsonValue, ValidationError
 
-from controller.admin.service import NOT_YET
+from contract.admin import CommandLines, Drift, DryRun, ProposedFiles, ProposedLoad, ReloadResult
+from contract.declarations import DeclarationKind, DeclarationsView, DeclarationView
+from contract.errors import RoundhouseError
+from contract.status import PlanView
+from controller.admin.override_rules import load_params
+from controller.admin.service import NOT_YET, DeclarationService
 from controller.api.admin_models import LoadRequest
 from controller.api.requests import Actor, error_responses
 from controller.assembly import Controller
 from controller.config.messages import explain_errors
-from controller.engines.load_request import load_params
-from controller.schema.admin import CommandLines, Drift, DryRun, ProposedFiles, ProposedLoad, ReloadResult
-from controller.schema.errors import RoundhouseError
-from controller.schema.status import PlanView
 
 _TAGS: list[Any] = ["admin"]
 
@@ -31,11 +34,11 @@ def _read_load(load: ProposedLoad) -> BaseModel:
         raise RoundhouseError("invalid_load_request", message, param=field) from None
 
 
-def declare(app: FastAPI, controller: Controller) -> None:
+def declare_plans(app: FastAPI, controller: Controller) -> None:
     """Add the routes `/v1/admin/plan` (GET and POST), `/v1/admin/drift`, `/v1/admin/reload` and `/v1/admin/commands` to
     `app`."""
 
-    @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", response_model=PlanView, responses=error_responses())
+    @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", responses=error_responses())
     async def plan() -> PlanView:
         """What the controller would do now, each step with its reason, and what is wanted and cannot be done. A
         controller that is not paused acts at once, so that the plan is mostly empty."""
@@ -48,7 +51,6 @@ def declare(app: FastAPI, controller: Controller) -> None:
         "/v1/admin/plan",
         tags=_TAGS,
         summary="Dry run",
-        response_model=DryRun,
         responses=error_responses(
             "invalid_request", "declared_in_files", "invalid_load_request", "unknown_model", "state_conflict"
         ),
@@ -67,7 +69,7 @@ def declare(app: FastAPI, controller: Controller) -> None:
             )
         return await controller.run_dry_run(proposed, [each for each in loads if each is not None])
 
-    @app.get("/v1/admin/drift", tags=_TAGS, summary="Drift", response_model=Drift, responses=error_responses())
+    @app.get("/v1/admin/drift", tags=_TAGS, summary="Drift", responses=error_responses())
     async def drift() -> Drift:
         """What runs differently from what the files declare, since when, and why: runtime statements, replicas of an
         earlier definition, missing ones, engines whose image or command line is not what would be started now."""
@@ -77,7 +79,6 @@ def declare(app: FastAPI, controller: Controller) -> None:
         "/v1/admin/reload",
         tags=_TAGS,
         summary="Read the files",
-        response_model=ReloadResult,
         responses=error_responses(),
     )
     async def reload() -> ReloadResult:
@@ -90,9 +91,78 @@ def declare(app: FastAPI, controller: Controller) -> None:
         "/v1/admin/commands",
         tags=_TAGS,
         summary="Command lines",
-        response_model=CommandLines,
         responses=error_responses(),
     )
     async def commands() -> CommandLines:
         """The command line of each model's newest engine that runs, secrets masked."""
         return controller.list_command_lines()
+
+
+Kind = Annotated[DeclarationKind, Path(description="What is declared: `models` or `keys`.")]
+DeclaredName = Annotated[
+    str,
+    Path(
+        description="Name of the model or key; a model's may contain `/`.",
+        examples=["clockwork"],
+        min_length=1,
+        max_length=400,
+    ),
+]
+Fields = Annotated[
+    dict[str, JsonValue],
+    Body(
+        description="Fields as a desired-state file has them below the name.",
+        examples=[{"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}],
+    ),
+]
+_NEW: dict[int | str, dict[str, Any]] = {201: {"model": DeclarationView, "description": "The declaration is new."}}
+
+
+def declare_declarations(app: FastAPI, service: DeclarationService) -> None:
+    """Add the routes `/v1/admin/declarations...` to `app`."""
+
+    @app.get(
+        "/v1/admin/declarations",
+        tags=_TAGS,
+        summary="Runtime declarations",
+        responses=error_responses(),
+    )
+    async def list_declarations() -> DeclarationsView:
+        """Models and keys that were declared at run time, and are in no file. They are kept over restarts. One that the
+        files declare, too, ends by itself."""
+        return service.list_declarations()
+
+    @app.get(
+        "/v1/admin/declarations/{kind}/{name:path}",
+        tags=_TAGS,
+        summary="One runtime declaration",
+        responses=error_responses("unknown_declaration"),
+    )
+    async def get_declaration(kind: Kind, name: DeclaredName) -> DeclarationView:
+        """One runtime declaration. What the files declare is not one."""
+        return service.get_declaration(kind, name)
+
+    @app.put(
+        "/v1/admin/declarations/{kind}/{name:path}",
+        tags=_TAGS,
+        summary="Declare a model or a key",
+        response_model=DeclarationView,
+        responses=_NEW | error_responses("invalid_declaration", "declared_in_files"),
+    )
+    async def put_declaration(kind: Kind, name: DeclaredName, fields: Fields, actor: Actor) -> Response:
+        """Declare a model or a key without a file, or change its runtime declaration. It is validated as a file is, and
+        rules at once. Fields that run programs, or name files outside the models folders or addresses, are refused
+        (docs/security.md). No file is written; `roundhouse declarations export` prints what to commit."""
+        view, is_new = service.put_declaration(kind, name, fields, actor=actor)
+        return Response(view.model_dump_json(), 201 if is_new else 200, media_type="application/json")
+
+    @app.delete(
+        "/v1/admin/declarations/{kind}/{name:path}",
+        tags=_TAGS,
+        summary="Take a runtime declaration back",
+        responses=error_responses("unknown_declaration"),
+    )
+    async def drop_declaration(kind: Kind, name: DeclaredName, actor: Actor) -> DeclarationView:
+        """Remove a runtime declaration, and answer what it was. The model's running requests finish, then its engines
+        end; the key is refused at once."""
+        return service.drop_declaration(kind, name, actor=actor)

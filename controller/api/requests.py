@@ -1,7 +1,12 @@
-"""Shared parts of the admin routes: the actor, documented error answers, and error handlers."""
+"""Shared parts of the routes: who asks, documented error answers, error handlers, and the orderly end of answers when
+the controller stops.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Request, Response
@@ -9,15 +14,66 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
+from common.program import AsgiApp, Message, Receive, Send, answer_error
+from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 from controller.config.messages import explain_errors, suggest_name
-from controller.redaction.patterns import mask_text
+from controller.redaction import mask_text
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+
+
+class StopMiddleware:
+    """ASGI middleware that ends requests of the admin API (paths below `/v1/`) when the controller stops: an answer
+    that has begun ends where it is, and any other becomes the error `controller_unavailable` (503). Other requests and
+    WebSockets are passed on unchanged. `wait_for_end` returns once the controller is to end."""
+
+    def __init__(self, app: AsgiApp, wait_for_end: Callable[[], Awaitable[None]]) -> None:
+        self._app = app
+        self._wait_for_end = wait_for_end
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, through the app. When the controller stops, cancel the app's work on the request: an
+        answer that has begun ends where it is, and any other becomes the error `controller_unavailable` (503). Requests
+        of paths outside of `/v1/` and WebSockets are passed on to the app unchanged."""
+        # Other routes end by themselves: gateways' links are closed, and the shutdown request is answered.
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        is_started = is_ended = False
+
+        async def noted(message: Message) -> None:
+            nonlocal is_started, is_ended
+            is_started = True
+            is_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        answer_task = asyncio.ensure_future(self._app(scope, receive, noted))
+        ending_task = asyncio.ensure_future(self._wait_for_end())
+        try:
+            await asyncio.wait({answer_task, ending_task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending_task.cancel()
+            if not answer_task.done():
+                answer_task.cancel()
+        with suppress(asyncio.CancelledError):
+            await answer_task
+        if not is_ended:
+            await _send_end(send, is_started=is_started)
+
+
+async def _send_end(send: Send, *, is_started: bool) -> None:
+    body = b""
+    if not is_started:
+        error = RoundhouseError("controller_unavailable", "The controller is stopping.")
+        body = error.json_bytes()
+        headers = [(name.encode(), value.encode()) for name, value in error.build_headers().items()]
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": error.entry.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
 
 ACTOR_HEADER = "x-roundhouse-actor"
 """Header with the name of whoever asks, as the gateway or the command line says it. No other client reaches the
 controller."""
-REQUEST_ID_HEADER = "x-request-id"
 _MOST_CHARS = 100
 
 
@@ -84,7 +140,7 @@ def declare_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RoundhouseError)
     async def own(request: Request, error: RoundhouseError) -> Response:
-        return _error_response(request, error)
+        return answer_error(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def wrong_schema(request: Request, error: RequestValidationError) -> Response:
@@ -92,26 +148,26 @@ def declare_errors(app: FastAPI) -> None:
         if error.errors()[0]["loc"][:1] == ("body",) and not kind.endswith("json"):
             content_type = kind or "missing"
             words = f"The body is read with the header `Content-Type: application/json` only; it is {content_type}."
-            return _error_response(request, RoundhouseError("schema_violation", words))
-        return _error_response(request, _schema_violation(error))
+            return answer_error(request, RoundhouseError("schema_violation", words))
+        return answer_error(request, _schema_violation(error))
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
             words = f"{request.scope['path']} is not for {request.method}."
-            answer = _error_response(request, RoundhouseError("method_not_allowed", words))
+            answer = answer_error(request, RoundhouseError("method_not_allowed", words))
             answer.headers.update(error.headers or {})
             return answer
-        return _error_response(request, _framework_error(request, error))
+        return answer_error(request, _framework_error(request, error))
 
     @app.exception_handler(RuntimeUnavailableError)
     async def unavailable(request: Request, error: RuntimeUnavailableError) -> Response:
-        return _error_response(request, RoundhouseError("controller_unavailable", mask_text(str(error))))
+        return answer_error(request, RoundhouseError("controller_unavailable", mask_text(str(error))))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _error: Exception) -> Response:
         # Starlette raises the exception again after this handler, and uvicorn logs it.
-        return _error_response(request, _internal_error())
+        return answer_error(request, _internal_error())
 
 
 def _framework_error(request: Request, error: HTTPException) -> RoundhouseError:
@@ -125,11 +181,6 @@ def _framework_error(request: Request, error: HTTPException) -> RoundhouseError:
 
 def _internal_error() -> RoundhouseError:
     return RoundhouseError("internal_error", "The controller failed on this request.")
-
-
-def _error_response(request: Request, error: RoundhouseError) -> Response:
-    body = error.json_bytes(request.headers.get(REQUEST_ID_HEADER))
-    return Response(body, error.entry.status, error.build_headers(), "application/json")
 
 
 def _schema_violation(error: RequestValidationError) -> RoundhouseError:

@@ -59,10 +59,8 @@ class ModelRoots:
     def advise_adding(self, path: PurePath) -> str | None:
         """Return a phrase for an error message that says with which setting the folder of `path`, an absolute path,
         becomes a models folder. For a path in the Hugging Face cache, that is the folder above the one named
-        `models--...`.
-
-        None: no folder above `path` can be added (the root folder, a name with a comma or with control characters).
-        """
+        `models--...`. None: no folder above `path` can be added (the root folder, a name with a comma or with control
+        characters)."""
         folder = str(_folder_to_add(path))
         if folder == "/" or _SEPARATOR in folder or not folder.isprintable():
             return None
@@ -87,10 +85,7 @@ def split_folders(text: str) -> ModelRoots:
 
 def path_below(path: str, folder: PurePath) -> str | None:
     """Return `path`, an absolute path, relative to `folder`; `.` for the folder itself. None means outside of the
-    folder.
-
-    `..` is removed in the text alone; symbolic links are not resolved.
-    """
+    folder. `..` is removed in the text alone; symbolic links are not resolved."""
     inner = posixpath.relpath(plain_path(path), plain_path(str(folder)))
     return None if inner.split("/")[0] == ".." else inner
 

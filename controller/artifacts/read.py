@@ -1,4 +1,4 @@
-"""Reads the heads of model files. The only module of this package that opens files."""
+"""Finds the model files of a definition, and reads their heads. The only module of this package that opens files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,75 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-from controller.artifacts.ct2 import parse_ct2
-from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, SizedArtifact, UnreadArtifact, show_text
-from controller.artifacts.gguf import GgufHead, TooShort, build_gguf, measure_tensors, parse_head
-from controller.artifacts.hf import HEAD_LENGTH, find_custom_code, head_length, shard_names, tensor_bytes, text_config
-from controller.artifacts.locate import is_inside, locate_path
-from controller.artifacts.model_roots import ModelRoots
-from controller.artifacts.vocabulary import measure_tokenizer
+from controller.artifacts.heads import (
+    HEAD_LENGTH,
+    Artifact,
+    ArtifactError,
+    GgufHead,
+    HfFolder,
+    SizedArtifact,
+    TooShort,
+    UnreadArtifact,
+    build_gguf,
+    find_custom_code,
+    head_length,
+    measure_tensors,
+    measure_tokenizer,
+    parse_ct2,
+    parse_head,
+    shard_names,
+    show_text,
+    tensor_bytes,
+    text_config,
+)
+from controller.artifacts.model_roots import ModelRoots, path_below, resolve_folder
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedPath:
+    """A declared model path on this disk: its models folder and its place in it. The file need not exist."""
+
+    root: Path
+    """The models folder that contains the path, with symbolic links resolved."""
+    path: Path
+    """`root` joined with the rest of the declared path, which may contain symbolic links."""
+    searched_roots: tuple[Path, ...]
+    """The models folders, resolved, in which the path may lie by its text; all of them for a relative path."""
+
+
+def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
+    """Resolve a model path to a models folder and a place in it, which need not exist. Reads the disk.
+
+    A relative path means the first models folder that has an entry of that name, or the first folder where none has. An
+    absolute path means the models folders that contain it, in the same way. Symbolic links below the models folder are
+    not followed, so check the result with `is_inside`.
+
+    Raises:
+        ArtifactError: the path leads out of the models folders.
+    """
+    candidates: list[LocatedPath] = []
+    for folder in roots.folders:
+        root = resolve_folder(folder)
+        # An absolute path may begin with the folder as declared, or with its resolved form.
+        spellings = (folder.absolute(), root) if PurePosixPath(path).is_absolute() else (root,)
+        inner = next((each for spelling in spellings if (each := path_below(str(spelling / path), spelling))), None)
+        if inner is not None:
+            candidates.append(LocatedPath(root, root / inner, (root,)))
+    if not candidates:
+        raise ArtifactError(f"is outside {roots.resolve().describe()}")
+    located = next((each for each in candidates if os.path.lexists(each.path)), candidates[0])
+    return LocatedPath(located.root, located.path, tuple(each.root for each in candidates))
+
+
+def is_inside(roots: ModelRoots, target: Path) -> bool:
+    """Return whether `target`, an absolute path without symbolic links, lies in one of the models folders or is one.
+    Reads the disk, for the models folders' own symbolic links."""
+    return any(target.is_relative_to(root) for root in roots.resolve().folders)
+
 
 FIRST_READ: Final = 2**20
 """Bytes that are read first of a GGUF file. A longer head is read again with four times as many."""
@@ -114,11 +172,8 @@ def stamp_of(files: Iterable[Path]) -> Stamp:
 
 def read_artifact(path: str, files: list[Path]) -> Artifact:
     """Read the facts of the model at `path` from its `files`, as `files_below` returns them. Blocks on the disk: reads
-    the heads of large files, and whole JSON files.
-
-    Never raises for a bad file: UnreadArtifact names the file that is wrong, and how. SizedArtifact is for kinds that
-    are not read.
-    """
+    the heads of large files, and whole JSON files. Never raises for a bad file: UnreadArtifact names the file that is
+    wrong, and how. SizedArtifact is for kinds that are not read."""
     folder = min((file.parent for file in files), key=lambda each: len(each.parts), default=Path())
     size: int | None = None
     try:

@@ -1,4 +1,4 @@
-"""Desired-state files, parsed to validated definitions; each problem has its file, line and field. `yaml12` parses one
-file, `merge` combines all, `validate` checks models, `keys` checks API keys, `debounce` decides when the result comes
-into force. Only `read` and `last_good` do I/O.
+"""Desired-state files, parsed to validated definitions; each problem has its file, line and field. `yaml12` parses
+and merges files, `validate` checks models, keys and tools, `debounce` decides when the result comes into force. Only
+`parse`, which reads the folder, and `debounce`, which keeps the last good state, do I/O.
 """

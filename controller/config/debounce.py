@@ -1,21 +1,34 @@
-"""Decides when declarations of the files take effect. Pure: `now` is an argument.
+"""Decides which declarations of the files are in force: when new ones take effect, and the last valid ones on disk.
 
-A model that vanished from the files is removed only after two agreeing reads at least `CONFIRM_S` apart, because a git
-checkout removes files for a moment. The same holds for an MCP server, and for the removal of all keys, because without
-keys everybody has access. Every other change takes effect at once. A read with problems agrees with nothing: the
-declarations in force stay, and the count of agreeing reads starts again.
+A model that vanished from the files is removed only after two agreeing reads at least `CONFIRM_S` apart, because a
+git checkout removes files for a moment. The same holds for an MCP server, and for the removal of all keys, because
+without keys everybody has access. Every other change takes effect at once. A read with problems agrees with nothing:
+the declarations in force stay, and the count of agreeing reads starts again.
+
+The last valid ones stay in force while the files are broken, also at the start of the controller.
+
+`<state folder>/desired.json` holds the merged fields as declared, so that a newer version validates them again. It is
+replaced atomically and readable by its owner alone (`env` and `headers` may hold secrets).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
-from controller.config.parse import ParsedFolder
-from controller.config.tools import DeclaredTools
-from controller.schema.desired import Definition
-from controller.schema.keys import KeyDefinition
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from common.atomic_write import write_atomic
+from contract.desired import Definition
+from contract.keys import KeyDefinition
+from contract.status import SCHEMA_VERSION
+from controller.artifacts.model_roots import ModelRoots
+from controller.config.parse import ParsedFolder, redact_problems
+from controller.config.validate import DeclaredTools, validate_keys, validate_models, validate_tools
+from controller.config.yaml12 import SourcePlace, Table, with_place
 
 CONFIRM_S: Final = 2.0
 """Minimum seconds between two reads that confirm a removal."""
@@ -50,9 +63,7 @@ class DebouncedState:
 def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) -> DebouncedState | None:
     """Return the declarations in force after one more read of the files at Unix time `now`. `previous` is what the last
     call returned; None before the first. Files with problems change nothing, but restart the confirmation of removals.
-
-    None means that no valid files were ever read. That is not the same as no models: nothing may be planned.
-    """
+    None means that no valid files were ever read. That is not the same as no models: nothing may be planned."""
     if not parsed.is_valid:
         if previous is None:
             return None
@@ -133,11 +144,9 @@ def _keyless_since(previous: DebouncedState, parsed: ParsedFolder, now: float) -
 def _without_conflicts(
     file_definitions: Mapping[str, Definition], leaving_definitions: Mapping[str, Definition]
 ) -> Mapping[str, Definition]:
-    """Combine the models of the files with those about to be removed, so that no name or alias belongs to two models.
-
-    A renamed model often keeps its old name as an alias. A name in the files wins over an alias of a leaving model; a
-    leaving model's own name wins over an alias.
-    """
+    """Combine the models of the files with those about to be removed, so that no name or alias belongs to two models. A
+    renamed model often keeps its old name as an alias. A name in the files wins over an alias of a leaving model; a
+    leaving model's own name wins over an alias."""
     taken_names = {
         *file_definitions,
         *(alias for definition in file_definitions.values() for alias in definition.aliases),
@@ -155,3 +164,83 @@ def _without_conflicts(
 def _without_aliases(definition: Definition, refused_names: Set[str]) -> Definition:
     aliases = [alias for alias in definition.aliases if alias not in refused_names]
     return definition if aliases == definition.aliases else definition.model_copy(update={"aliases": aliases})
+
+
+FILE_NAME: Final = "desired.json"
+
+
+class LastGoodError(Exception):
+    """The stored declarations exist and cannot be read, are not valid, or are of a newer version. The message is for
+    the operator."""
+
+
+class _LastGoodDocument(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    schema_version: int
+    saved_at: float
+    models: dict[str, dict[str, JsonValue]]
+    keys: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    tools: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    mcp_servers: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+
+
+def save_last_good(
+    state_folder: Path,
+    declared_models: Mapping[str, Mapping[str, Any]],
+    keys: Mapping[str, Mapping[str, Any]],
+    now: float,
+    tools: DeclaredTools | None = None,
+) -> None:
+    """Store the declared models, keys, tools and MCP servers, each by name with its fields, in the state folder. `now`
+    is Unix time. `tools` None: none. Blocks. Raises OSError (disk full, folder gone); the previous file then stays."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "saved_at": now,
+        "models": declared_models,
+        "keys": keys,
+        **(tools.declared if tools is not None else {}),
+    }
+    write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
+
+
+def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | None:
+    """Load the stored declarations and validate them as this version does. None means that none were ever stored.
+    `roots` are absolute. Blocks. Raises LastGoodError where they cannot be read or are not valid; the caller goes on
+    without them."""
+    path = state_folder / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LastGoodError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        last_good = _LastGoodDocument.model_validate_json(content)
+    except ValidationError as error:
+        raise LastGoodError(f"{path}: not a stored state of Roundhouse: {error.errors()[0]['msg']}") from None
+    if last_good.schema_version > SCHEMA_VERSION:
+        raise LastGoodError(
+            f"{path}: written by a newer Roundhouse (schema_version {last_good.schema_version}, this one reads up to "
+            f"{SCHEMA_VERSION})"
+        )
+    document = {
+        "models": last_good.models,
+        "keys": last_good.keys,
+        "tools": last_good.tools,
+        "mcp_servers": last_good.mcp_servers,
+    }
+    table = with_place(document, SourcePlace(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
+    assert isinstance(table, Table)
+    models = table.get("models")
+    assert isinstance(models, Table)
+    validated_models, keys, tools = validate_models(models, roots), validate_keys(table), validate_tools(table)
+    if problems := (*validated_models.problems, *keys.problems, *tools.problems):
+        raise LastGoodError("; ".join(str(problem) for problem in redact_problems(problems)))
+    return DebouncedState(
+        validated_models.definitions,
+        validated_models.declared_models,
+        keys=keys.definitions,
+        declared_keys=keys.declared_keys,
+        tools=tools.declared,
+    )

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from contract.desired import Definition, ModelName
+from contract.keys import KeyDefinition, KeyName
+from contract.tools import BUILTIN_TOOLS, McpServer, ServerName
 from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.engines.base import Engine
-from controller.schema.desired import Definition, ModelName
-from controller.schema.keys import KeyDefinition, KeyName
-from controller.schema.tools import BUILTIN_TOOLS, McpServer, ServerName
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 
 from pydantic import TypeAdapter
 
-from controller.redaction.patterns import is_secret, mask_text
-from controller.schema.desired import ModelName
-from controller.schema.keys import KeyName
+from contract.desired import ModelName
+from contract.keys import KeyName
+from controller.redaction import is_secret, mask_text
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -141,12 +141,9 @@ _WORDS: Final[Mapping[str, _Words]] = {
 
 def explain_errors(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
     """Return one error of pydantic as the second half of a sentence whose first half names the field, such as `must be
-    a number, is null`.
-
-    The message shows the value unless it is a secret; then it shows the kind of the value. `is_hidden` says whether the
-    value is a secret; None decides by the field's name and the value. An error type without words of its own gets
-    pydantic's message.
-    """
+    a number, is null`. The message shows the value unless it is a secret; then it shows the kind of the value.
+    `is_hidden` says whether the value is a secret; None decides by the field's name and the value. An error type
+    without words of its own gets pydantic's message."""
     describe = _WORDS.get(error["type"])
     if describe is None:
         return error["msg"][:1].lower() + error["msg"][1:]
@@ -162,10 +159,7 @@ def _is_hidden(error: ErrorDetails) -> bool:
 
 def meant_branch(branches: Mapping[str, Sequence[ErrorDetails]]) -> Sequence[ErrorDetails] | None:
     """Return the errors of the first branch of a union whose type fits the value. None means that no branch fits. Used
-    to report that branch alone, and not all.
-
-    `branches` maps each branch to its errors, as pydantic reports them.
-    """
+    to report that branch alone, and not all. `branches` maps each branch to its errors, as pydantic reports them."""
     for errors in branches.values():
         # A type error of an item inside the value does not exclude the branch.
         if not any(error["type"].endswith("_type") and isinstance(error["loc"][-1], str) for error in errors):

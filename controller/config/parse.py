@@ -1,28 +1,123 @@
-"""Parses the files of the folder to definitions: read, merge, validate. Pure. One problem makes the whole set of files
-invalid."""
+"""Reads the files of the desired-state folder, merges them, and validates them to definitions. One problem makes the
+whole set of files invalid.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from contract.desired import Definition
+from contract.keys import KeyDefinition
+from contract.status import Problem
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.keys import validate_keys
-from controller.config.merge import merge_all
 from controller.config.messages import kind_of, suggest_name
-from controller.config.read import SUFFIXES, FolderSnapshot
-from controller.config.tools import DeclaredTools, validate_tools
-from controller.config.tree import Table, is_null, to_plain_value
-from controller.config.validate import validate_models
-from controller.config.yaml12 import read_document
-from controller.redaction.patterns import mask_text
-from controller.schema.desired import Definition
-from controller.schema.keys import KeyDefinition
-from controller.schema.status import Problem
+from controller.config.validate import DeclaredTools, validate_keys, validate_models, validate_tools
+from controller.config.yaml12 import Table, is_null, merge_all, read_document, to_plain_value
+from controller.redaction import mask_text
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+"""File name suffixes of desired-state files."""
+LAST: Final = "local"
+"""Files with this stem are merged after all others."""
+SCHEMA_FILE: Final = "schema.json"
+"""Name of the JSON Schema in the folder. It is for editors and declares nothing."""
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+"""Maximum size of a desired-state file. A larger one is a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSnapshot:
+    """Content of the folder's files at one reading. With problems the content of the folder is unknown, which is not
+    the same as empty."""
+
+    folder: str
+    """Path of the folder as the operator gave it. Problems name files below it."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file of the folder, by its name, as problems show it."""
+        return str(Path(self.folder) / name)
+
+
+def is_read(name: str) -> bool:
+    """Return whether a file of this name belongs to the desired state: it ends with `.yaml`, `.yml` or `.json`, is not
+    hidden (does not begin with a dot), and is not `schema.json`."""
+    return name.endswith(SUFFIXES) and not name.startswith(".") and name != SCHEMA_FILE
+
+
+def merge_order(name: str) -> tuple[bool, str]:
+    """Return the sort key that puts names of files in merge order: by name, but `local.yaml`, `local.yml` and
+    `local.json` after all others."""
+    return (name.rpartition(".")[0] == LAST, name)
+
+
+def read_folder(path: Path) -> FolderSnapshot:
+    """Read every desired-state file directly in the folder, of at most 4 MiB (MAX_FILE_BYTES) each. Subfolders are left
+    out. Blocks. Never raises: what cannot be read is a problem of the snapshot."""
+    folder = str(path)
+    try:
+        names = sorted((entry.name for entry in path.iterdir() if is_read(entry.name)), key=merge_order)
+    except OSError as error:
+        message = f"the desired-state folder cannot be read: {error.strerror or error}"
+        return FolderSnapshot(folder, problems=(Problem(file=folder, message=message),))
+    files: dict[str, bytes] = {}
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            content = _read_file(path / name)
+        except OSError as error:
+            message = f"cannot be read: {error.strerror or error}"
+            problems.append(Problem(file=str(path / name), message=message))
+            continue
+        if content is not None:
+            files[name] = content
+    return FolderSnapshot(folder, files, tuple(problems))
+
+
+def _read_file(path: Path) -> bytes | None:
+    """Return the content, or None for a folder. Raises OSError, also for a dangling symbolic link, which should be a
+    file."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("not a regular file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise OSError(f"larger than {MAX_FILE_BYTES // 1024**2} MiB")
+    return path.read_bytes()
+
+
+ROUTE_ENDINGS: Final = ("/status", "/benchmark")
+"""What follows a model's name in paths of the gateway below `/v1/models/`."""
+
+
+def find_name_warnings(definitions: Mapping[str, Definition]) -> list[tuple[str, str]]:
+    """Return a warning for each name and alias that ends with `/status` or `/benchmark`, as routes of another model do:
+    pairs of the model's name and the warning, in order of model names; empty: there is none."""
+    return [
+        (model, _describe_hidden_route(name, ending))
+        for model, definition in sorted(definitions.items())
+        for name in (model, *definition.aliases)
+        for ending in ROUTE_ENDINGS
+        if name.endswith(ending)
+    ]
+
+
+def _describe_hidden_route(name: str, ending: str) -> str:
+    other = name.removesuffix(ending)
+    return (
+        f"`{name}` ends with `{ending}`, so `GET /v1/models/{name}` answers this model, and a model `{other}` could "
+        f"not be asked for its {ending[1:]} there: choose another name"
+    )
+
 
 TOP_LEVEL: Final = ("models", "keys", "tools", "mcp_servers")
 """Keys that a file may have at its top level."""
@@ -36,7 +131,7 @@ class ParsedFolder:
     definitions: Mapping[str, Definition] = field(default_factory=dict)
     """Validated definitions by model name."""
     declared_models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields as declared, by model name, merged and without nulls. Overrides digest them, and `last_good` stores
+    """Fields as declared, by model name, merged and without nulls. Overrides digest them, and the last good state has
     them."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
     """Validated keys by name."""

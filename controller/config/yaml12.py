@@ -1,4 +1,5 @@
-"""Parser of one file: YAML 1.2 (core schema) or JSON, to a tree in which every value has its line. Pure.
+"""Desired-state files as text and as trees, in which every value has its file and line: parsed as YAML 1.2 (core
+schema) or JSON, merged, and written. Pure.
 
 ruamel.yaml yields the events. Their meaning is decided here, so that `on`, `yes` and `2026-01-01` are strings, a
 duplicate key is an error with a line, and no file can cause unbounded recursion or memory use. Problems name keys and
@@ -10,10 +11,12 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from typing import Any, Final, TypeAlias
 
+from pydantic import JsonValue
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.events import (
@@ -28,8 +31,118 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from controller.config.tree import Entry, Listing, Node, Scalar, SourcePlace, Table, is_null
-from controller.schema.status import Problem
+from contract.status import Problem
+
+Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
+"""A value of a file without its place. Keys are strings; floats are finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """File and line of a value. `line` counts from 1; None means that the value comes from no text file."""
+
+    file: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A string, number, boolean or null. None is null."""
+
+    value: str | int | float | bool | None
+    place: SourcePlace
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list of the files, with the place of its beginning."""
+
+    items: tuple[Node, ...]
+    place: SourcePlace
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a table with its value. `place` is the place of the key."""
+
+    place: SourcePlace
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A mapping with string keys, in the order of the file, with the place of its beginning."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    place: SourcePlace = SourcePlace("")
+    is_replacement: bool = False
+    """True where the mapping has replaced a value that was no mapping, so that no earlier mapping shows through (see
+    `merge_tables`)."""
+
+    def get(self, key: str) -> Node | None:
+        """Return the value of a key, which may be a null (`is_null`). None means that the key is absent."""
+        entry = self.entries.get(key)
+        return entry.node if entry is not None else None
+
+    def iterate_entries(self) -> Iterator[tuple[str, Entry]]:
+        """Yield the entries whose value is not null."""
+        return ((key, entry) for key, entry in self.entries.items() if not is_null(entry.node))
+
+
+Node: TypeAlias = Scalar | Listing | Table
+
+
+def is_null(node: Node) -> bool:
+    """Return whether the node is a null, which removes its key where files are merged."""
+    return isinstance(node, Scalar) and node.value is None
+
+
+def to_plain_value(node: Node) -> Plain:
+    """Return the value without places, as new lists and dicts. Keys with null are left out; nulls in lists stay."""
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, Listing):
+        return [to_plain_value(item) for item in node.items]
+    return {key: to_plain_value(entry.node) for key, entry in node.iterate_entries()}
+
+
+def with_place(value: Plain, place: SourcePlace) -> Node:
+    """Return the tree of a plain value, in which every node has the same place. The reverse of `to_plain_value`."""
+    if isinstance(value, list):
+        return Listing(tuple(with_place(item, place) for item in value), place)
+    if isinstance(value, dict):
+        return Table({key: Entry(place, with_place(each, place)) for key, each in value.items()}, place)
+    return Scalar(value, place)
+
+
+def place_of(table: Table, path: Sequence[str | int]) -> SourcePlace:
+    """Return the place of the key or list item at `path`, or of the deepest one on the way that exists; the table's own
+    place where not even its first step does. Never raises."""
+    node: Node = table
+    place = table.place
+    for step in path:
+        if isinstance(node, Table) and isinstance(step, str) and step in node.entries:
+            place, node = node.entries[step].place, node.entries[step].node
+        elif isinstance(node, Listing) and isinstance(step, int) and 0 <= step < len(node.items):
+            node = node.items[step]
+            place = node.place
+        else:
+            break
+    return place
+
+
+def known_part(table: Table, path: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return the longest beginning of `path` that exists in the table; empty if its first step does not."""
+    node: Node = table
+    for count, step in enumerate(path):
+        if isinstance(node, Table) and isinstance(step, str) and step in node.entries:
+            node = node.entries[step].node
+        elif isinstance(node, Listing) and isinstance(step, int) and 0 <= step < len(node.items):
+            node = node.items[step]
+        else:
+            return tuple(path[:count])
+    return tuple(path)
+
 
 MAX_DEPTH: Final = 32
 """Maximum nesting of mappings and lists."""
@@ -61,11 +174,8 @@ class _FileError(Exception):
 
 def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem]]:
     """Parse a file to its table, and the list of all problems. Never raises. The table is empty for a file of comments
-    alone and for one that is no mapping, which is a problem.
-
-    A table of None means that the file could not be read to its end, so that its declarations are unknown. `file` is
-    the name in problems. No problem shows a value.
-    """
+    alone and for one that is no mapping, which is a problem. A table of None means that the file could not be read to
+    its end, so that its declarations are unknown. `file` is the name in problems. No problem shows a value."""
     problems: list[Problem] = []
     try:
         text = _decode(content)
@@ -304,3 +414,51 @@ def resolve_scalar(text: str) -> str | int | float | bool | None:
             raise ValueError("not a finite number; a text that looks like one is put in quotes")
         return number
     return text
+
+
+def merge_nodes(earlier: Node, later: Node) -> Node:
+    """Return the merge of two values of the same key. Mappings are merged deeply; of other values, a null included,
+    `later` wins. Neither is changed."""
+    if not isinstance(later, Table) or later.is_replacement:
+        return later
+    if not isinstance(earlier, Table):
+        return replace(later, is_replacement=True)
+    return merge_tables(earlier, later)
+
+
+def merge_tables(earlier: Table, later: Table) -> Table:
+    """Return the merge of two mappings, value by value as `merge_nodes`. Neither is changed. A key that both have keeps
+    its position, and has the file and line of the later one. A null of `later` stays as a null, which
+    `Table.iterate_entries` and `to_plain_value` leave out."""
+    entries = dict(earlier.entries)
+    for key, entry in later.entries.items():
+        earlier_entry = entries.get(key)
+        entries[key] = (
+            Entry(entry.place, merge_nodes(earlier_entry.node, entry.node)) if earlier_entry is not None else entry
+        )
+    return Table(entries, later.place, is_replacement=earlier.is_replacement)
+
+
+def merge_all(tables: Iterable[Table]) -> Table:
+    """Return the merge of any number of files in order, the last one strongest; an empty table for none. A key that a
+    null has removed stays as a null, which `Table.iterate_entries` and `to_plain_value` leave out."""
+    merged_table = Table()
+    for table in tables:
+        merged_table = merge_tables(merged_table, table)
+    return merged_table
+
+
+_NEVER_FOLDED = 2**31 - 1
+
+
+def write_yaml(document: Mapping[str, JsonValue]) -> str:
+    """Return the YAML 1.2 text of a document, with a line feed at its end and the keys in their order. `read_document`
+    reads the same values from the text."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment] # ruamel's own annotation says None
+    yaml.allow_unicode = True
+    yaml.width = _NEVER_FOLDED
+    text = StringIO()
+    yaml.dump(dict(document), text)
+    return text.getvalue()

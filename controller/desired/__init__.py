@@ -1,4 +1,4 @@
-"""The desired state. `source` puts it together from `file_source` (desired-state files), `override_store` (operators'
-loads and unloads) and `demand_ledger` (requests), which `persistence` keeps over restarts. `resolve` computes the
-result, `config_diff` compares two declared states, `upgrade_check` two versions of Roundhouse.
+"""The desired state. `source` puts it together from `file_source` (desired-state files), operators' loads and
+unloads, and requests. `resolve` computes the result, `differences` compares two declared states and two versions of
+Roundhouse.
 """

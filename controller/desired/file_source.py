@@ -1,24 +1,115 @@
-"""The desired-state folder as a source: it is read, debounced, and kept as the last good state."""
+"""The desired-state folder as a source: it is read, debounced, and kept as the last good state; and where the paths
+that are named lead. No network is asked for a model that is here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from contract.declarations import DeclarationKind, RuntimeDeclarations
+from contract.desired import Definition
+from contract.downloads import DownloadRecord
+from contract.model_reference import InvalidReferenceError, parse_reference
+from contract.override import field_digest
+from contract.status import Problem
+from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.debounce import DebouncedState, debounce
-from controller.config.last_good import LastGoodError, load_last_good, save_last_good
-from controller.config.parse import Document, ParsedFolder, parse_documents, read_documents
-from controller.config.read import read_folder
-from controller.config.runtime_declarations import CombinedDeclarations, combine_declarations
-from controller.schema.declarations import RuntimeDeclarations
-from controller.schema.override import field_digest
-from controller.schema.status import Problem
+from controller.artifacts.read import find_outside_link
+from controller.config.debounce import DebouncedState, LastGoodError, debounce, load_last_good, save_last_good
+from controller.config.parse import Document, ParsedFolder, parse_documents, read_documents, read_folder
+from controller.config.runtime_declarations import PLACE, CombinedDeclarations, check_declaration, combine_declarations
+from controller.config.validate import PlacedSource, list_sources, named_path, place_source
+from controller.desired.resolve import Defaults
+from controller.state_dir import find_by_reference, read_records
 
 log = logging.getLogger(__name__)
+
+
+def check_request(
+    files: DebouncedState,
+    declarations: RuntimeDeclarations,
+    kind: DeclarationKind,
+    name: str,
+    roots: ModelRoots,
+    trusted: frozenset[str],
+) -> tuple[Problem, ...]:
+    """Return the problems, with secrets masked, that the runtime declaration of this kind and name, which
+    `declarations` contains, has beside the other declarations; empty: it can be put. Blocks on the disk. Never
+    raises."""
+    checked = check_declaration(files, declarations, kind, name, roots, trusted)
+    outside = find_outside_paths(roots, checked.paths)
+    return checked.problems or tuple(
+        Problem(file=PLACE.file, line=None, field=field, message=message) for field, message in outside
+    )
+
+
+def find_outside_paths(roots: ModelRoots, paths: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the field and what is wrong, as the second half of a sentence, of each of these fields and declared paths
+    that leads out of the models folders. What does not exist leads nowhere. Blocks on the disk."""
+    found: list[tuple[str, str]] = []
+    for field, path in paths:
+        try:
+            link = find_outside_link(roots, path)
+        except (ArtifactError, OSError, ValueError) as error:
+            found.append((field, f"{path:.200} cannot be followed: {error}"))
+            continue
+        if link is not None:
+            found.append((field, f"{path:.200} leads out of {roots.describe()} by the symbolic link {link}"))
+    return found
+
+
+def find_placed_sources(models_folder: Path, sources: Iterable[str]) -> dict[str, PlacedSource]:
+    """Return, by source, where the files are of the sources that are here: downloaded, or put by hand where the
+    reference says. The paths are below `models_folder`. `sources` are canonical; one that is no reference of a model is
+    not here. Blocks. What cannot be looked at counts as not here, with a warning in the log."""
+    wanted = list(sources)
+    records = read_records(models_folder) if wanted else []
+    found = {source: _find_placed(models_folder, records, source) for source in wanted}
+    return {source: placed for source, placed in found.items() if placed is not None}
+
+
+def place_models(
+    models_folder: Path, definitions: Mapping[str, Definition], raw_fields: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Definition], dict[str, str]]:
+    """Return the definitions whose files are looked for under paths, with these paths, and the models whose files must
+    be downloaded first, with their sources; both by model name. `raw_fields`: the fields as declared. Blocks."""
+    sources = find_placed_sources(models_folder, list_sources(definitions.values()))
+    placed: dict[str, Definition] = {}
+    missing: dict[str, str] = {}
+    for name, declared in definitions.items():
+        definition, source = place_source(declared, raw_fields[name], sources)
+        if source is None:
+            placed[name] = definition
+        else:
+            missing[name] = source
+    return placed, missing
+
+
+def _find_placed(models_folder: Path, records: list[DownloadRecord], source: str) -> PlacedSource | None:
+    record = find_by_reference(records, source)
+    has_finished = record is not None and (record.has_finished or record.state == "finished")
+    if record is not None and has_finished and record.main is not None and _exists(models_folder, record.main):
+        has_projector = record.projector is not None and _exists(models_folder, record.projector)
+        return PlacedSource(record.main, record.projector if has_projector else None)
+    try:
+        path = named_path(parse_reference(source))
+    except InvalidReferenceError:
+        return None
+    return None if path is None or not _exists(models_folder, path) else PlacedSource(path)
+
+
+def _exists(models_folder: Path, path: str) -> bool:
+    try:
+        return (models_folder / path).exists()
+    except OSError as error:
+        log.warning("%s cannot be looked at: %s", path, error)
+        return False
+
 
 OnChange = Callable[[DebouncedState | None, DebouncedState, str], None]
 """Takes what was in force before an edit (None: nothing), what is in force since, and who made the edit: `files`, or
@@ -27,35 +118,34 @@ FILES: Final = "files"
 """Who makes the edits that are read from files."""
 
 
+@dataclass(frozen=True, slots=True)
+class DesiredOptions:
+    """How the desired-state files are read, and what fills in what they leave out (`defaults`)."""
+
+    folder: Path
+    """Has the desired-state files."""
+    roots: ModelRoots
+    """Absolute."""
+    defaults: Defaults
+    resync_s: float
+    """Seconds after which the files are read again although no change was seen."""
+    trusted: frozenset[str] = frozenset()
+    """Fields of a model that requests may give any valid value."""
+
+
 class FileSource:
     """What the files declare, and beside it what operators declare at run time. A file with a problem changes nothing
-    but `problems`: the last good state stays in force.
-
-    `DesiredStateSource` owns it. It watches nothing: its owner says when to read. Call `recover_last_good` before the
-    first `read_files`.
-    """
+    but `problems`: the last good state stays in force. `DesiredStateSource` owns it. It watches nothing: its owner says
+    when to read. Call `recover_last_good` before the first `read_files`."""
 
     def __init__(
-        self,
-        folder: Path,
-        roots: ModelRoots,
-        state_folder: Path,
-        *,
-        resync_s: float,
-        clock: Callable[[], float],
-        on_change: OnChange,
-        trusted: frozenset[str] = frozenset(),
+        self, options: DesiredOptions, state_folder: Path, clock: Callable[[], float], on_change: OnChange
     ) -> None:
-        """`folder` has the desired-state files, `state_folder` the last good state; `roots` are absolute. `trusted`
-        names the fields that runtime declarations may give any valid value. `resync_s`:
-        seconds after which the files are read again although no change was seen. `on_change` is called for each edit
-        that `read_files` or `set_declarations` puts into force, with the state before (None: nothing was in force), the
-        state since, and who made the edit (`files`, or the actor). `clock` gives Unix time."""
-        self._folder = folder
-        self._roots = roots
-        self._trusted = trusted
+        """`state_folder` has the last good state. `on_change` is called for each edit that `read_files` or
+        `set_declarations` puts into force, with the state before (None: nothing was in force), the state since, and who
+        made the edit (`files`, or the actor). `clock` gives Unix time."""
+        self._options = options
         self._state_folder = state_folder
-        self._resync_s = resync_s
         self._clock = clock
         self._on_change = on_change
         self._read_lock = asyncio.Lock()
@@ -78,13 +168,10 @@ class FileSource:
 
     def recover_last_good(self) -> DebouncedState | None:
         """Put the stored last good state into force, and return it; None: there is none that can be used. Blocks: reads
-        a file.
-
-        Raises nothing: a stored state that cannot be read is logged. `on_change` is not called. Call it once, before
-        the first `read_files`.
-        """
+        a file. Raises nothing: a stored state that cannot be read is logged. `on_change` is not called. Call it once,
+        before the first `read_files`."""
         try:
-            self.from_files = load_last_good(self._state_folder, self._roots)
+            self.from_files = load_last_good(self._state_folder, self._options.roots)
         except LastGoodError as error:
             log.warning("the last good state cannot be used: %s", error)
         self._combine()
@@ -121,31 +208,30 @@ class FileSource:
     def _combine(self) -> None:
         if self.from_files is not None:
             before = self.declaration_problems
-            self._combined = combine_declarations(self.from_files, self._declarations, self._roots, self._trusted)
+            self._combined = combine_declarations(
+                self.from_files, self._declarations, self._options.roots, self._options.trusted
+            )
             for problem in self._combined.problems if self._combined.problems != before else ():
                 log.error("%s", problem)
 
     async def refresh_files(self, now: float) -> None:
         """Read the files, as `read_files` does, if `resync_s` has passed since the last reading or `wake_at` is reached
         at `now` (Unix time); otherwise do nothing. The first call reads."""
-        resync_at = self.read_at + self._resync_s
+        resync_at = self.read_at + self._options.resync_s
         confirm_at = self.wake_at
         if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
             await self.read_files()
 
     async def read_files(self) -> None:
         """Read the folder, and put what it declares into force unless a file has a problem. Problems are in `problems`
-        and raise nothing. The files are read in a thread; parsing those that changed blocks the event loop.
-
-        The removal of a model, an MCP server, or the last key, comes into force only with a second reading that
-        confirms it, at `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before
-        the return.
-        """
+        and raise nothing. The files are read in a thread; parsing those that changed blocks the event loop. The removal
+        of a model, an MCP server, or the last key, comes into force only with a second reading that confirms it, at
+        `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before the return."""
         # One at a time: an older snapshot must not come into force after a newer one.
         async with self._read_lock:
-            snapshot = await asyncio.to_thread(read_folder, self._folder)
+            snapshot = await asyncio.to_thread(read_folder, self._options.folder)
             self._documents = read_documents(snapshot, self._documents)
-            self._apply_files(parse_documents(snapshot, self._documents, self._roots))
+            self._apply_files(parse_documents(snapshot, self._documents, self._options.roots))
 
     def _apply_files(self, parsed: ParsedFolder) -> None:
         previous, files_before, now = self.in_force, self.from_files, self._clock()

@@ -14,11 +14,12 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from controller.config.model_sources import PlacedSource, place_source
+from contract.desired import Definition
+from contract.override import Evicted, Override
+from controller.config.validate import PlacedSource, place_source
 from controller.engines import get_engine, spec_hash
-from controller.schema.desired import Definition
-from controller.schema.override import Evicted, Override
 from controller.state import DesiredModel, DesiredState, Statement
+from controller.state_dir import StoredState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +55,30 @@ class Defaults:
 
 def resolve_desired(
     declared_models: Mapping[str, DeclaredModel],
-    overrides: Mapping[str, Override],
-    demand: Mapping[str, float],
+    stored: StoredState,
     defaults: Defaults,
     *,
     generation: int,
-    paused: bool = False,
-    evictions: Mapping[str, Evicted] = MappingProxyType({}),
     sources: Mapping[str, PlacedSource] = MappingProxyType({}),
 ) -> DesiredState:
-    """Return the desired state of every declared model, with overrides, demand and evictions applied.
+    """Return the desired state of every declared model, with the overrides, demand and evictions in `stored` applied.
 
-    `sources`: where the files are of the sources that are here, by source in its canonical form. `demand`: autoload
-    model to the Unix time of the last request for it. `evictions`: models that were evicted since. `generation` (counts
-    the declared states) and `paused` are copied into the result. Entries for models that are not declared are ignored,
-    and so is what edits have ended of an override (see `surviving_override`). `keys`, `tools`, `mcp_servers` and
-    `revision` of the result are not set.
+    `sources`: where the files are of the sources that are here, by source in its canonical form. `generation` (counts
+    the declared states) and `stored.paused` are copied into the result. Entries for models that are not declared are
+    ignored, and so is what edits have ended of an override (see `surviving_override`). `keys`, `tools`, `mcp_servers`
+    and `revision` of the result are not set.
     """
     models = {}
     for name, entry in declared_models.items():
         definition, missing_source = place_source(entry.definition, entry.raw_fields, sources)
-        override = surviving_override(overrides.get(name), definition, entry.raw_fields)
+        override = surviving_override(stored.overrides.get(name), definition, entry.raw_fields)
         placed = replace(entry, definition=definition)
-        model = _resolve_model(name, placed, override, demand.get(name), evictions.get(name), defaults)
+        model = _resolve_model(name, placed, override, stored.demand.get(name), stored.rested.get(name), defaults)
         models[name] = model if missing_source is None else replace(model, missing_source=missing_source)
     return DesiredState(
         generation,
         models,
-        paused,
+        stored.paused,
         swap_wait_s=defaults.swap_wait_s,
         preflight_recheck_s=defaults.preflight_recheck_s,
     )
@@ -139,11 +136,9 @@ def surviving_override(
     override: Override | None, definition: Definition, raw_fields: Mapping[str, Any]
 ) -> Override | None:
     """Return the override without what edits of the files have ended, and without parameters that no longer fit the
-    definition (see `fitting_params`). `raw_fields`: the model's fields as the files have them.
-
-    None: there was no override, or an edit of `enabled` or `replicas` ended all of it. An override that loses all of
-    its parameters still stands.
-    """
+    definition (see `fitting_params`). `raw_fields`: the model's fields as the files have them. None: there was no
+    override, or an edit of `enabled` or `replicas` ended all of it. An override that loses all of its parameters still
+    stands."""
     kept_override = override.drop_edited_fields(raw_fields) if override is not None else None
     if kept_override is None or not kept_override.params:
         return kept_override
@@ -157,10 +152,8 @@ def surviving_override(
 
 def fitting_params(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the largest set of a load's parameters that the definition accepts; an edit may have made some misfit.
-
     Some parameters fit only together, and some exclude each other. Of several largest sets, the one with the earliest
-    parameters is returned, and an empty dict if none fits. Raises nothing.
-    """
+    parameters is returned, and an empty dict if none fits. Raises nothing."""
     known_names = [name for name in params if name in type(definition).model_fields]
     for count in range(len(known_names), 0, -1):
         for names in combinations(known_names, count):

@@ -1,22 +1,176 @@
-"""Where a model will fit that is not here yet: the predictions and the placement of models that are, asked before."""
+"""Where a model will fit that is not here yet: its heads are read at the source, its memory is predicted and placed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from pathlib import PurePosixPath
+from typing import Any, Final, Protocol
 
-from controller.artifacts.facts import Artifact
+from contract.downloads import LONGEST_RANGE, Inspection, RangeOrder, RemoteFile
+from contract.errors import RoundhouseError
+from contract.model_files import DeviceFit, MemoryForecast
+from controller.artifacts.heads import (
+    HEAD_LENGTH,
+    Artifact,
+    ArtifactError,
+    GgufHead,
+    HfFolder,
+    SizedArtifact,
+    TooShort,
+    UnreadArtifact,
+    build_gguf,
+    head_length,
+    measure_tensors,
+    parse_head,
+    show_text,
+    tensor_bytes,
+    text_config,
+)
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.tree import SourcePlace, Table, with_place
+from controller.artifacts.read import FIRST_READ, LONGEST_GGUF_HEAD, LONGEST_JSON, SPLIT_FILE
 from controller.config.validate import validate_models
+from controller.config.yaml12 import SourcePlace, Table, with_place
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, REPLICA_ENGINES, resolve_backend
-from controller.gpus import Gpu
+from controller.memory_estimator import Estimate, estimate_model
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
-from controller.schema.model_files import DeviceFit, MemoryForecast
-from controller.sizing.estimator import Estimate, estimate_model
-from controller.state import HOST, DesiredModel, ObservedState, Phase, Requirement
+from controller.state import HOST, DesiredModel, Gpu, ObservedState, Phase, Requirement
+from controller.state_dir import StoredState
+
+MOST_FILES: Final = 256
+"""Files of one model whose heads are read."""
+PARALLEL: Final = 4
+"""Heads that are read at the same time."""
+_CONFIG: Final = "config.json"
+
+
+class RangeReader(Protocol):
+    """Reads parts of files at their source. `controller.downloads.transfers_client.TransfersClient` does."""
+
+    async def read_range(self, order: RangeOrder) -> bytes:
+        """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises
+        RoundhouseError where they cannot be read."""
+
+
+async def read_remote_artifacts(reader: RangeReader, inspection: Inspection) -> dict[str, Artifact]:
+    """Return what the heads of the model's files say, by model path: of the main file or folder, and of the projector.
+    Never raises for what cannot be read: UnreadArtifact says why. SizedArtifact is for kinds that are not read."""
+    artifacts = {inspection.main: await _read_model(reader, inspection, inspection.main)}
+    if inspection.projector is not None:
+        artifacts[inspection.projector] = await _read_model(reader, inspection, inspection.projector)
+    return artifacts
+
+
+async def _read_model(reader: RangeReader, inspection: Inspection, path: str) -> Artifact:
+    files = select_files(path, inspection.files)
+    if not files:
+        return UnreadArtifact(f"{path}: the source lists no such file")
+    size = sum(file.size for file in files)
+    heads = _HeadReader(reader, inspection.pinned)
+    try:
+        if path.lower().endswith(".gguf"):
+            return await heads.read_gguf(files)
+        names = {
+            PurePosixPath(file.target).name: file for file in files if str(PurePosixPath(file.target).parent) == path
+        }
+        if _CONFIG in names and any(name.endswith(".safetensors") for name in names):
+            return await heads.read_folder(names, size)
+    except ArtifactError as error:
+        return UnreadArtifact(f"{path} {error}", size)
+    except RoundhouseError as error:
+        return UnreadArtifact(f"{path}: {error.message.rstrip('.')}", size)
+    return SizedArtifact(size)
+
+
+def select_files(path: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Return the files of the model at `path`, a path below the models folder: the file, its split set, or all files of
+    the folder. They are sorted by their target path."""
+    if split := SPLIT_FILE.fullmatch(path):
+        stem, end = f"{split['stem']}-", f"-of-{split['count']}.gguf"
+        return sorted(
+            (each for each in files if each.target.startswith(stem) and each.target.endswith(end)),
+            key=lambda each: each.target,
+        )
+    return sorted(
+        (each for each in files if each.target == path or each.target.startswith(f"{path}/")),
+        key=lambda each: each.target,
+    )
+
+
+class _HeadReader:
+    def __init__(self, reader: RangeReader, reference: str) -> None:
+        self._reader = reader
+        self._reference = reference
+        self._limit = asyncio.Semaphore(PARALLEL)
+
+    async def read_gguf(self, files: Sequence[RemoteFile]) -> Artifact:
+        _check_count(files)
+        heads = await asyncio.gather(*(self._read_gguf_head(file) for file in files))
+        return build_gguf([(head, file.size) for head, file in zip(heads, files, strict=True)])
+
+    async def read_folder(self, files: dict[str, RemoteFile], size: int) -> Artifact:
+        config = text_config(await self._read(files[_CONFIG], LONGEST_JSON))
+        shards = [file for name, file in sorted(files.items()) if name.endswith(".safetensors")]
+        _check_count(shards)
+        weights: dict[str, int] = {}
+        for lengths in await asyncio.gather(*(self._read_tensor_bytes(file) for file in shards)):
+            for kind, length in lengths.items():
+                weights[kind] = weights.get(kind, 0) + length
+        return HfFolder(size, config, weights)
+
+    async def _read_gguf_head(self, file: RemoteFile) -> GgufHead:
+        data, length = b"", FIRST_READ
+        async with self._limit:
+            while True:
+                data += await self._read_range(file, len(data), length - len(data))
+                try:
+                    # A vocabulary takes a while, which must not hold up the controller.
+                    head = await asyncio.to_thread(parse_head, data)
+                except TooShort:
+                    if len(data) < length:
+                        raise ArtifactError("ends within its head") from None
+                else:
+                    measure_tensors(head, file.size)
+                    return head
+                if length >= LONGEST_GGUF_HEAD:
+                    raise ArtifactError(f"has a head of more than {LONGEST_GGUF_HEAD // 2**20} MiB: it is damaged")
+                length *= 4
+
+    async def _read_tensor_bytes(self, file: RemoteFile) -> dict[str, int]:
+        async with self._limit:
+            data = await self._read_range(file, 0, FIRST_READ)
+            length = head_length(data[:HEAD_LENGTH], file.size)
+            if (missing := HEAD_LENGTH + length - len(data)) > 0:
+                data += await self._read_range(file, len(data), missing)
+        head = data[HEAD_LENGTH : HEAD_LENGTH + length]
+        return await asyncio.to_thread(tensor_bytes, head, file.size - HEAD_LENGTH - length)
+
+    async def _read(self, file: RemoteFile, max_bytes: int) -> bytes:
+        if file.size > max_bytes:
+            raise ArtifactError(f"has a {show_text(file.path)} of more than {max_bytes // 2**20} MiB")
+        async with self._limit:
+            return await self._read_range(file, 0, max(1, file.size))
+
+    async def _read_range(self, file: RemoteFile, start: int, length: int) -> bytes:
+        """Return up to `length` bytes, in as many answers as they need."""
+        parts: list[bytes] = []
+        while length > 0:
+            asked = min(length, LONGEST_RANGE)
+            order = RangeOrder(reference=self._reference, path=file.path, start=start, length=asked)
+            part = (await self._reader.read_range(order))[:asked]
+            parts.append(part)
+            start, length = start + len(part), length - len(part)
+            if len(part) < asked:
+                break
+        return b"".join(parts)
+
+
+def _check_count(files: Sequence[RemoteFile]) -> None:
+    if len(files) > MOST_FILES:
+        raise ArtifactError(f"has {len(files)} files, more than are read")
+
 
 NAME: Final = "the-model-that-is-asked-about"
 """Name of the model in the forecast's own plan; no declared one has it."""
@@ -58,7 +212,7 @@ def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = 
     if validated.problems or name not in validated.definitions:
         raise UnknownModelError(_explain(backend, [each.message for each in validated.problems]))
     declared = DeclaredModel(validated.definitions[name], fields, 0.0)
-    return resolve_desired({name: declared}, {}, {}, Defaults(), generation=0).models[name]
+    return resolve_desired({name: declared}, StoredState(), Defaults(), generation=0).models[name]
 
 
 def _explain(backend: str, problems: Sequence[str]) -> str:
@@ -71,11 +225,9 @@ def forecast_memory(
     paths: ModelPaths, artifacts: Mapping[str, Artifact], roots: ModelRoots, observed: ObservedState | None
 ) -> MemoryForecast:
     """Return the memory that a model of these files takes with default options, and where one replica fits beside what
-    is loaded now: for each GPU, for several GPUs together if one is not enough, and for main memory.
-
-    `artifacts`: what the heads of the files say, by model path. `roots` are absolute. `observed` None: nothing was
-    observed yet. Raises nothing: where the memory is not known, the result has the reason, and no devices.
-    """
+    is loaded now: for each GPU, for several GPUs together if one is not enough, and for main memory. `artifacts`: what
+    the heads of the files say, by model path. `roots` are absolute. `observed` None: nothing was observed yet. Raises
+    nothing: where the memory is not known, the result has the reason, and no devices."""
     try:
         return _Forecaster(paths, artifacts, roots, observed).run()
     except UnknownModelError as error:
@@ -196,7 +348,7 @@ def summarize_fits(fits: Sequence[DeviceFit], why_no_gpus: str | None = None) ->
     in_host = host is not None and host.fits
     suffix = f"; {why_no_gpus}" if why_no_gpus is not None else ""
     if now:
-        return f"fits on {', or on '.join(_describe(fit) for fit in now[:_MOST_TOLD])}"
+        return f"fits on {', or on '.join(f'{_name(fit)}{_beside(fit)}' for fit in now[:_MOST_TOLD])}"
     if later:
         others = f", and now {_describe_host(host)}" if host is not None and in_host else ""
         return f"fits on {_name(later[0])} once {_list(later[0].beside) or 'its memory'} is gone{others}"
@@ -207,10 +359,6 @@ def summarize_fits(fits: Sequence[DeviceFit], why_no_gpus: str | None = None) ->
         return f"fits in main memory once {_list(host.beside) or 'other memory'} is gone{suffix}"
     reasons = [fit.reason for fit in fits if fit.reason is not None]
     return f"does not fit: {reasons[0]}{suffix}" if reasons else f"not known where it fits{suffix}"
-
-
-def _describe(fit: DeviceFit) -> str:
-    return f"{_name(fit)}{_beside(fit)}"
 
 
 def _describe_host(fit: DeviceFit) -> str:

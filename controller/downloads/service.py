@@ -1,27 +1,128 @@
-"""What the controller does about downloads: looks, orders, cancels, and knows how far each is."""
+"""What the controller does about downloads: looks, orders, cancels, knows how far each is, and has the files of
+models' sources downloaded for the reconciler.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from common.model_names import suggest_model_name
-from common.model_reference import InvalidReferenceError, ModelReference, parse_reference
+from pydantic import JsonValue
+
+from contract.downloads import FINAL_STATES, Download, DownloadOrder, Inspection, Removal
+from contract.errors import RoundhouseError
+from contract.model_files import InspectedModel, MemoryForecast, ModelDownloadOrder, OrderedDownload
+from contract.model_reference import InvalidReferenceError, ModelReference, parse_reference, suggest_model_name
 from controller.artifacts.model_roots import ModelRoots
-from controller.downloads.declared_fields import build_fields
-from controller.downloads.download_log import DownloadLog
-from controller.downloads.forecast import ModelPaths, forecast_memory
-from controller.downloads.permission import DownloadPermission
-from controller.downloads.remote_heads import read_remote_artifacts
-from controller.downloads.transfers_client import Transfers
-from controller.schema.downloads import FINAL_STATES, Download, DownloadOrder, Inspection
-from controller.schema.errors import RoundhouseError
-from controller.schema.model_files import InspectedModel, MemoryForecast, ModelDownloadOrder, OrderedDownload
+from controller.downloads.forecast import ModelPaths, forecast_memory, read_remote_artifacts
+from controller.downloads.transfers_client import TransfersClient
+from controller.journal import EventLog
+from controller.redaction import mask_text
+from controller.round_events import NewEntry
+from controller.settings import DownloadPermission
 from controller.state import ObservedState
+
+log = logging.getLogger(__name__)
+
+
+def build_fields(inspection: Inspection, forecast: MemoryForecast) -> dict[str, JsonValue]:
+    """Return the fields of a definition that serves the inspected model: the pinned source, whose files take the place
+    of paths; the backend of the forecast, if one is known; and the number of GPUs, if the model fits on any. Without
+    a backend the fields are no valid definition."""
+    fields: dict[str, JsonValue] = {"source": inspection.pinned}
+    if forecast.backend is not None:
+        fields["backend"] = forecast.backend
+    if (gpus := choose_gpu_count(forecast)) > 0:
+        fields["gpus"] = gpus
+    return fields
+
+
+def choose_gpu_count(forecast: MemoryForecast) -> int:
+    """Return the smallest number of GPUs on which one replica fits, now or without the models that are loaded now; 0:
+    it fits on none, or it is not known whether it does."""
+    return min((len(fit.gpus) for fit in forecast.devices if fit.gpus and (fit.fits or fit.fits_alone)), default=0)
+
+
+_LOOKED_BACK: Final = 500
+"""Entries of earlier runs of the controller that are read, to know which downloads were under way at its end."""
+_STARTED: Final = "started"
+_CONTROLLER: Final = "controller"
+
+
+class DownloadLog:
+    """Records in the journal what becomes of downloads, each step once, also over restarts of the controller."""
+
+    def __init__(self, journal: EventLog, clock: Callable[[], float]) -> None:
+        """Read the newest entries about downloads from the journal, to know which starts and ends it has. `clock`
+        returns Unix time in seconds."""
+        self._journal = journal
+        self._clock = clock
+        self._told: dict[str, str] = {}
+        """Id of a download to the last step that the journal has."""
+        for entry in reversed(journal.read_page(("download",), None, None, _LOOKED_BACK)):
+            download, step = entry.details.get("id"), entry.details.get("step")
+            if isinstance(download, str) and isinstance(step, str):
+                self._told[download] = step
+
+    def note_order(self, download: Download, actor: str) -> None:
+        """Record that `actor` ordered a download, and that it thereby began. Secrets in its reference are masked. A
+        failed write raises nothing."""
+        self._record(download, _STARTED, actor, f"download of {download.reference} started by {actor}")
+
+    def note_download(self, download: Download) -> None:
+        """Record the start of a download that has not ended, or the end of one that has, unless the journal has that
+        entry. An end is left out if the journal does not have the start. A failed write raises nothing."""
+        told = self._told.get(download.id)
+        if download.state not in FINAL_STATES:
+            if told != _STARTED:
+                self._record(download, _STARTED, _CONTROLLER, f"download of {download.reference} started")
+        elif told == _STARTED:
+            self._record(download, download.state, _CONTROLLER, _end_words(download))
+
+    def note_cancellation(self, download: Download, actor: str) -> None:
+        """Record that `actor` cancelled a download. Nothing is recorded if its state is not `cancelled`, or if the
+        journal does not have its start or already has its end. A failed write raises nothing."""
+        if download.state == "cancelled" and self._told.get(download.id) == _STARTED:
+            self._record(download, "cancelled", actor, f"download of {download.reference} cancelled by {actor}")
+
+    def note_removal(self, name: str, removal: Removal, actor: str) -> None:
+        """Record that `actor` removed files of downloads from the models folder. `name`: the path or the reference that
+        was to be removed. A failed write raises nothing."""
+        count = len(removal.removed)
+        files, mib = "1 file" if count == 1 else f"{count} files", removal.freed_bytes / 2**20
+        message = f"{name}: {files} removed by {actor}, {mib:.1f} MiB freed"
+        details: dict[str, JsonValue] = {"step": "removed", "removed": list(removal.removed)}
+        self._append(actor, message, details)
+
+    def _record(self, download: Download, step: str, actor: str, message: str) -> None:
+        self._told[download.id] = step
+        details: dict[str, JsonValue] = {
+            "id": download.id,
+            "step": step,
+            "reference": mask_text(download.reference),
+            "pinned": None if download.pinned is None else mask_text(download.pinned),
+            "total_bytes": download.total_bytes,
+        }
+        if download.error is not None:
+            details["code"] = download.error.code
+        self._append(actor, message, details)
+
+    def _append(self, actor: str, message: str, details: dict[str, JsonValue]) -> None:
+        entry = NewEntry("download", actor, mask_text(message), None, details)
+        self._journal.record_entries([entry], self._clock())
+
+
+def _end_words(download: Download) -> str:
+    if download.state == "failed":
+        reason = download.error.message if download.error is not None else "no reason is known"
+        return f"download of {download.reference} failed: {reason}"
+    return f"download of {download.reference} {download.state}"
+
 
 FORECAST_S: Final = 60.0
 """Seconds for the heads of files, after which a forecast is not known."""
@@ -32,8 +133,6 @@ FIRST_PAUSE_S: Final = 0.5
 """Seconds before the first try to follow the downloads again."""
 LONGEST_PAUSE_S: Final = 10.0
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
@@ -43,14 +142,14 @@ class _Seen:
 
 
 class DownloadService:
-    """The downloads of one controller, made by `transfers`. Every method that asks `transfers` raises what `Transfers`
-    raises, and `downloads_disabled` in place of `transfers_unreachable` where downloads are not allowed, so that nobody
-    looks for a program that is not meant to run. Run `follow_transfers` in a task of its own: without it, only these
-    methods learn how far downloads are."""
+    """The downloads of one controller, made by `transfers`. Every method that asks `transfers` raises what
+    `TransfersClient` raises, and `downloads_disabled` in place of `transfers_unreachable` where downloads are not
+    allowed, so that nobody looks for a program that is not meant to run. Run `follow_transfers` in a task of its own:
+    without it, only these methods learn how far downloads are."""
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TransfersClient,
         *,
         get_permission: Callable[[], DownloadPermission],
         get_observed: Callable[[], ObservedState | None],
@@ -90,11 +189,9 @@ class DownloadService:
 
     async def inspect_model(self, order: ModelDownloadOrder) -> InspectedModel:
         """Return what a reference resolves to now, the memory that its model will take, and where it fits. Heads of
-        files that cannot be read within 60 s raise nothing: the forecast then says that the memory is not known.
-
-        Raises RoundhouseError `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that
-        `transfers` answers with (`source_…`, `models_…`).
-        """
+        files that cannot be read within 60 s raise nothing: the forecast then says that the memory is not known. Raises
+        RoundhouseError `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that `transfers`
+        answers with (`source_…`, `models_…`)."""
         self.check_allowed()
         reference = _parse(order.reference)
         inspection = await self._transfers.inspect(_plain(order, reference))
@@ -108,13 +205,8 @@ class DownloadService:
     async def order_download(self, order: ModelDownloadOrder, *, actor: str) -> tuple[OrderedDownload, bool]:
         """Begin a download, and return it with the memory that the model will take, and whether it is a new run. An
         order for a reference whose download is under way returns that download. A new run is recorded in the journal as
-        ordered by `actor`. The model is inspected first (see `inspect_model`), unless the same order was inspected in
-        the last 60 s.
-
-        Raises RoundhouseError: `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that
-        `transfers` answers with (`source_…`, `models_…`). Only after `transfers_unreachable` may the download have
-        begun.
-        """
+        ordered by `actor`. The model is inspected first, unless the same order was inspected in the last 60 s. Raises
+        what `inspect_model` raises. Only after `transfers_unreachable` may the download have begun."""
         self.check_allowed()
         at, inspected = self._inspected.get(order, (0.0, None))
         if inspected is None or not 0 <= self._clock() - at < INSPECTION_KEPT_S:
@@ -128,9 +220,7 @@ class DownloadService:
 
     async def order_plain(self, reference: str, *, actor: str) -> Download:
         """Begin a download without a look at the memory that the model will take, and return it. `reference`: a model
-        reference as text. A new run is recorded in the journal as ordered by `actor`. Raises RoundhouseError
-        `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, or an error that `transfers` answers with
-        (`source_…`, `models_…`). Only after `transfers_unreachable` may the download have begun."""
+        reference as text. Otherwise as `order_download`."""
         self.check_allowed()
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:
@@ -151,9 +241,8 @@ class DownloadService:
         return downloads
 
     async def get_download(self, download: str) -> Download:
-        """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`; where `transfers`
-        does not answer, `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`; or an error
-        that `transfers` answers with."""
+        """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`, and what
+        `list_downloads` raises."""
         with _Explained(self.check_allowed):
             found = await self._transfers.get_download(download)
         self._take(found)
@@ -161,9 +250,7 @@ class DownloadService:
 
     async def cancel_download(self, download: str, *, actor: str) -> Download:
         """End a download, by its id, record that `actor` did so, and return the download. One that has ended stays as
-        it is. Raises RoundhouseError `download_not_found`; where `transfers` does not answer, `downloads_disabled` if
-        downloads are not allowed, else `transfers_unreachable`; or an error that `transfers` answers with. After
-        `transfers_unreachable`, the download may have ended."""
+        it is. Raises what `get_download` raises; after `transfers_unreachable`, the download may have ended."""
         with _Explained(self.check_allowed):
             found = await self._transfers.cancel_download(download)
         self._log.note_cancellation(found, actor)
@@ -258,3 +345,101 @@ def _parse(text: str) -> ModelReference:
 
 def _plain(order: ModelDownloadOrder, reference: ModelReference) -> DownloadOrder:
     return DownloadOrder(reference=str(reference), include_pickle=order.include_pickle)
+
+
+ACTOR: Final = "controller"
+"""Who orders the downloads, as the history names it."""
+LOOK_S: Final = 20.0
+"""Seconds without news of a download after which `transfers` is asked for it: it may be gone."""
+STEPS: Final = 20
+"""The reconciler is woken at each twentieth; finer steps would wake it for nothing."""
+
+
+class SourceDownloadError(Exception):
+    """A source was not downloaded. The message says why, as the second half of a sentence."""
+
+
+class SourceDownloader(Protocol):
+    """What the reconciler downloads sources with. Sources are references in their canonical form."""
+
+    @property
+    def fractions(self) -> Mapping[str, float]:
+        """Source to the part of its bytes, 0 to 1, that is here, for downloads under way. A source whose part is not
+        known is absent."""
+
+    async def download_source(self, source: str) -> None:
+        """Download a source, and return when its files are in the models folder and the desired state has their paths.
+        A download of it that is under way already, for anybody, is waited for. Cancelling the call does not end the
+        download. Raises SourceDownloadError if the download cannot be ordered, fails or is cancelled."""
+
+    async def cancel_source(self, source: str) -> None:
+        """End the download of a source that `download_source` waits for; do nothing if there is none. Raises
+        SourceDownloadError if it cannot be ended."""
+
+
+class SourceDownloads:
+    """The `SourceDownloader` of a controller: its downloads are those of the admin API."""
+
+    def __init__(
+        self, downloads: DownloadService, *, refresh: Callable[[], Awaitable[None]], wake: Callable[[], None]
+    ) -> None:
+        """`refresh` looks for the files of all sources again. `wake` wakes the reconciler, for each twentieth of a
+        download."""
+        self._downloads = downloads
+        self._refresh = refresh
+        self._wake = wake
+        self._ids: dict[str, str] = {}
+
+    @property
+    def fractions(self) -> Mapping[str, float]:
+        """See `SourceDownloader.fractions`."""
+        known = self._downloads.known_downloads
+        found = {source: _fraction(known.get(download)) for source, download in self._ids.items()}
+        return {source: fraction for source, fraction in found.items() if fraction is not None}
+
+    async def download_source(self, source: str) -> None:
+        """See `SourceDownloader.download_source`."""
+        try:
+            ordered = await self._downloads.order_plain(source, actor=ACTOR)
+            self._ids[source] = ordered.id
+            ended = await self._wait_until_final(ordered)
+        except RoundhouseError as error:
+            raise SourceDownloadError(str(error)) from None
+        finally:
+            self._ids.pop(source, None)
+        if ended.state == "cancelled":
+            raise SourceDownloadError("its download was cancelled")
+        if ended.state == "failed":
+            raise SourceDownloadError("its download failed" if ended.error is None else ended.error.message)
+        await self._refresh()
+
+    async def cancel_source(self, source: str) -> None:
+        """See `SourceDownloader.cancel_source`."""
+        download = self._ids.get(source)
+        if download is None:
+            return
+        try:
+            await self._downloads.cancel_download(download, actor=ACTOR)
+        except RoundhouseError as error:
+            raise SourceDownloadError(str(error)) from None
+
+    async def _wait_until_final(self, download: Download) -> Download:
+        version, step = 0, -1
+        while download.state not in FINAL_STATES:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    changed, version = await self._downloads.wait_for_changes(version)
+                    download = next((each for each in changed if each.id == download.id), download)
+            except TimeoutError:
+                download = await self._downloads.get_download(download.id)
+            reached = math.floor((_fraction(download) or 0.0) * STEPS)
+            if reached != step:
+                step = reached
+                self._wake()
+        return download
+
+
+def _fraction(download: Download | None) -> float | None:
+    if download is None or not download.total_bytes:
+        return None
+    return min(1.0, download.done_bytes / download.total_bytes)

@@ -6,16 +6,15 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from common.internal_tokens import TRANSFERS_TOKEN
-from common.program_address import ProgramAddress
-from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
-from controller.schema.download_errors import DOWNLOAD_ERRORS
-from controller.schema.downloads import (
+from common.program_client import ProgramAddress, ProgramAnswer, ProgramClient, ProgramGoneError
+from common.sse import SseReader
+from contract.downloads import (
     Download,
     DownloadList,
     DownloadOrder,
@@ -24,7 +23,7 @@ from controller.schema.downloads import (
     Removal,
     RemovalOrder,
 )
-from controller.schema.errors import ErrorEnvelope, RoundhouseError
+from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 
 CONNECT_S: Final = 2.0
 QUICK_S: Final = 30.0
@@ -35,61 +34,20 @@ REMOVAL_S: Final = 600.0
 """Seconds for a removal, for which files may be read in full."""
 SILENCE_S: Final = 60.0
 """Seconds without anything, not even a comment, after which a stream of events counts as broken."""
-_PASSED_ON: Final = frozenset({"schema_violation", "internal_error", *(entry.code for entry in DOWNLOAD_ERRORS)})
+_PASSED_ON: Final = frozenset(
+    {"schema_violation", "internal_error", *(code for code, entry in ERROR_CODES.items() if entry.group == "downloads")}
+)
 """Codes of errors that are passed on as they are. Others are about the controller, not about whoever asked it."""
 _LONGEST_EVENT: Final = 2**24
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class Transfers(Protocol):
-    """The program that downloads. Every method raises RoundhouseError: `transfers_unreachable` where the program does
-    not answer in time, or its answer cannot be read; and the errors that it answers with (`source_…`, `models_…`,
-    `download_not_found`, `reference_invalid`). After `transfers_unreachable`, the program may have done what was
-    asked."""
-
-    async def inspect(self, order: DownloadOrder) -> Inspection:
-        """Return what a reference resolves to now. Raises RoundhouseError: `transfers_unreachable` if `transfers` does
-        not answer within 90 s, or its answer cannot be read; or an error that it answers with (`reference_invalid`,
-        `source_…`, `models_…`)."""
-
-    async def read_range(self, order: RangeOrder) -> bytes:
-        """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises
-        RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 90 s, or its answer cannot be
-        read; or an error that it answers with (`reference_invalid`, `source_…`)."""
-
-    async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
-        """Begin a download. Return it, and whether it is a new run; a download that is under way is returned as it is.
-        Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 30 s, or its answer cannot
-        be read, after which the download may have begun; or an error that it answers with (`reference_invalid`,
-        `source_…`, `models_…`)."""
-
-    async def list_downloads(self) -> list[Download]:
-        """Return all downloads, newest first. Raises RoundhouseError: `transfers_unreachable` if `transfers` does not
-        answer within 30 s, or its answer cannot be read; or an error that it answers with."""
-
-    async def get_download(self, download: str) -> Download:
-        """Return one download, by its id. Raises RoundhouseError: `download_not_found`; `transfers_unreachable` if
-        `transfers` does not answer within 30 s, or its answer cannot be read; or an error that it answers with."""
-
-    async def cancel_download(self, download: str) -> Download:
-        """End a download, by its id, and return it; one that has ended is returned as it is. Raises RoundhouseError:
-        `download_not_found`; `transfers_unreachable` if `transfers` does not answer within 30 s, or its answer cannot
-        be read, after which the download may have ended; or an error that it answers with."""
-
-    def follow_downloads(self) -> AsyncGenerator[Download, None]:
-        """Yield every download once, and then each one whenever it changes, until `transfers` ends. Close the generator
-        (`aclosing`). Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer, falls silent for
-        60 s, or its answer cannot be read; or an error that it answers with."""
-
-    async def remove_files(self, order: RemovalOrder) -> Removal:
-        """Remove what a download put into the models folder, as `order` says. May take minutes. Raises RoundhouseError:
-        `transfers_unreachable` if `transfers` does not answer within 10 minutes, or its answer cannot be read, after
-        which files may be gone; or an error that it answers with (`models_…`, `download_not_found`)."""
-
-
 class TransfersClient:
-    """Asks `transfers` over HTTP: see `Transfers`. An async context manager: requests work only while it is entered."""
+    """Asks the program that downloads, over HTTP. An async context manager: requests work only while it is entered.
+    Every method raises RoundhouseError: `transfers_unreachable` where the program does not answer in time, or its
+    answer cannot be read; and the errors that it answers with (`source_…`, `models_…`, `download_not_found`,
+    `reference_invalid`). After `transfers_unreachable`, the program may have done what was asked."""
 
     def __init__(self, address: ProgramAddress) -> None:
         self._client = ProgramClient(address, CONNECT_S, program="transfers")
@@ -102,36 +60,51 @@ class TransfersClient:
         await self._client.__aexit__(None, None, None)
 
     async def inspect(self, order: DownloadOrder) -> Inspection:
-        """See `Transfers.inspect`."""
+        """Return what a reference resolves to now. Raises RoundhouseError: `transfers_unreachable` if `transfers` does
+        not answer within 90 s, or its answer cannot be read; or an error that it answers with (`reference_invalid`,
+        `source_…`, `models_…`)."""
         return _parse(Inspection, (await self._exchange("POST", "/inspect", order, SOURCE_S))[1])
 
     async def read_range(self, order: RangeOrder) -> bytes:
-        """See `Transfers.read_range`."""
+        """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises
+        RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 90 s, or its answer cannot be
+        read; or an error that it answers with (`reference_invalid`, `source_…`)."""
         return (await self._exchange("POST", "/ranges", order, SOURCE_S))[1]
 
     async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
-        """See `Transfers.order_download`."""
+        """Begin a download. Return it, and whether it is a new run; a download that is under way is returned as it is.
+        Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer within 30 s, or its answer cannot
+        be read, after which the download may have begun; or an error that it answers with (`reference_invalid`,
+        `source_…`, `models_…`)."""
         status, content = await self._exchange("POST", "/downloads", order)
         return _parse(Download, content), status == 202
 
     async def list_downloads(self) -> list[Download]:
-        """See `Transfers.list_downloads`."""
+        """Return all downloads, newest first. Raises RoundhouseError: `transfers_unreachable` if `transfers` does not
+        answer within 30 s, or its answer cannot be read; or an error that it answers with."""
         return _parse(DownloadList, (await self._exchange("GET", "/downloads"))[1]).downloads
 
     async def get_download(self, download: str) -> Download:
-        """See `Transfers.get_download`."""
+        """Return one download, by its id. Raises RoundhouseError: `download_not_found`; `transfers_unreachable` if
+        `transfers` does not answer within 30 s, or its answer cannot be read; or an error that it answers with."""
         return _parse(Download, (await self._exchange("GET", _path(download)))[1])
 
     async def cancel_download(self, download: str) -> Download:
-        """See `Transfers.cancel_download`."""
+        """End a download, by its id, and return it; one that has ended is returned as it is. Raises RoundhouseError:
+        `download_not_found`; `transfers_unreachable` if `transfers` does not answer within 30 s, or its answer cannot
+        be read, after which the download may have ended; or an error that it answers with."""
         return _parse(Download, (await self._exchange("DELETE", _path(download)))[1])
 
     async def remove_files(self, order: RemovalOrder) -> Removal:
-        """See `Transfers.remove_files`."""
+        """Remove what a download put into the models folder, as `order` says. May take minutes. Raises RoundhouseError:
+        `transfers_unreachable` if `transfers` does not answer within 10 minutes, or its answer cannot be read, after
+        which files may be gone; or an error that it answers with (`models_…`, `download_not_found`)."""
         return _parse(Removal, (await self._exchange("DELETE", "/files", order, REMOVAL_S))[1])
 
     async def follow_downloads(self) -> AsyncGenerator[Download, None]:
-        """See `Transfers.follow_downloads`."""
+        """Yield every download once, and then each one whenever it changes, until `transfers` ends. Close the generator
+        (`aclosing`). Raises RoundhouseError: `transfers_unreachable` if `transfers` does not answer, falls silent for
+        60 s, or its answer cannot be read; or an error that it answers with."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
         try:
             async with await self._client.send_request("GET", "/downloads/events", {}, timeout=timeout) as answer:
@@ -178,23 +151,22 @@ def _path(download: str) -> str:
     return f"/downloads/{download}"
 
 
-def _parse(kind: type[Answer], content: bytes) -> Answer:
+def _parse(kind: type[Answer], content: bytes | str) -> Answer:
     try:
         return kind.model_validate_json(content)
     except ValidationError:
         raise _unreachable("what answers is no `transfers` of this version") from None
 
 
-async def _read_events(answer: ProgramAnswer) -> AsyncGenerator[bytes, None]:
-    """Yield the data of each event. Comments and other lines are skipped."""
-    rest = b""
+async def _read_events(answer: ProgramAnswer) -> AsyncGenerator[str, None]:
+    """Yield the data of each event."""
+    reader = SseReader()
     while part := await answer.read_part():
-        *lines, rest = (rest + part).split(b"\n")
-        if len(rest) > _LONGEST_EVENT:
+        events = reader.feed_bytes(part)
+        if reader.pending_bytes > _LONGEST_EVENT:
             raise _unreachable("it sent an event that is too long")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line.removeprefix(b"data:").strip()
+        for event in events:
+            yield event.data
 
 
 def _read_error(answer: ProgramAnswer, content: bytes) -> RoundhouseError:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
+from contract.desired import Definition
 from controller.engines.base import Engine
 from controller.engines.ct2 import CT2
 from controller.engines.exllamav3 import ExLlamaV3
@@ -20,9 +21,7 @@ from controller.engines.onnx import Onnx
 from controller.engines.openai_remote import OpenAIRemote
 from controller.engines.options import read_hashed_values
 from controller.engines.stub import Stub
-from controller.engines.vllm import Vllm
-from controller.engines.vllm_serve import VllmServe
-from controller.schema.desired import Definition
+from controller.engines.vllm import Vllm, VllmServe
 
 _ALL: Final[tuple[Engine[Any], ...]] = (
     LlamaServer(),

@@ -1,4 +1,5 @@
-"""What a backend declares about itself. Pure: nothing here starts, reads or asks anything.
+"""What a backend declares about itself, and gaps between that and the figures that its engine reports. Pure: nothing
+here starts, reads or asks anything.
 
 A new backend is one file beside this one, with a definition class and an `Engine`, and a line in `__init__.py`.
 """
@@ -10,17 +11,119 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
-from controller.artifacts.facts import Artifact
-from controller.engines.figure_gaps import FigureGap, compare_figure, compare_slots
-from controller.engines.load_fields import LoadFault, LoadField, LoadValue, find_faults
+from pydantic import JsonValue
+
+from contract.admin import Capabilities, Modality, PairPresets, ThinkingMode
+from contract.desired import Definition
+from contract.routing import MaxTokensField, SessionBinding, ThinkingControl
+from controller.artifacts.heads import Artifact
 from controller.engines.memory import Forecast
-from controller.engines.options import FileKind, list_load_fields, list_paths, split_paths
-from controller.schema.admin import Capabilities, PairPresets
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition
-from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingControl
+from controller.engines.options import (
+    FileKind,
+    LoadFault,
+    LoadField,
+    LoadValue,
+    find_faults,
+    list_load_fields,
+    list_options,
+    list_paths,
+    split_paths,
+)
+from controller.state import AppliedFigures
+
+CONTEXT_MULTIPLE: Final = 256
+"""llama.cpp rounds a context length up to a multiple of this number of tokens (`llama_context`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureGap:
+    """One option that a loaded engine applied otherwise than declared."""
+
+    field: str
+    """Name of the definition's field."""
+    declared: JsonValue
+    applied: JsonValue
+
+
+def compare_figure(
+    definition: Definition, field: str, declared: JsonValue, applied: JsonValue, *flags: str
+) -> tuple[FigureGap, ...]:
+    """Return the gap of one figure, or nothing: where either value is None (not declared, not reported), where both are
+    equal, and where `extra_args` have the flag of `field` or one of `flags`."""
+    if declared is None or applied is None or declared == applied or has_argument(definition, field, *flags):
+        return ()
+    return (FigureGap(field, declared, applied),)
+
+
+def compare_slots(definition: Definition, declared: int, applied: int | None) -> tuple[FigureGap, ...]:
+    """Return the gap of an engine that serves fewer requests at a time than `declared`; empty: it serves as many or
+    more, or does not report it. More of them harm nobody: the gateway sends no more than declared."""
+    too_few = applied if applied is not None and applied < declared else None
+    return compare_figure(definition, "target_inflight", declared, too_few)
+
+
+def compare_padded_context(
+    definition: Definition, field: str, declared: int | None, applied: int | None, *flags: str
+) -> tuple[FigureGap, ...]:
+    """Return the gap of a context length, in tokens, as `compare_figure` does. There is none where `applied` is the
+    declared length rounded up to a multiple of 256, as llama.cpp rounds it (`pad_context`)."""
+    if declared is not None and applied == pad_context(declared):
+        return ()
+    return compare_figure(definition, field, declared, applied, *flags)
+
+
+def pad_context(tokens: int) -> int:
+    """Return a context length, in tokens, rounded up to a multiple of 256 (CONTEXT_MULTIPLE), as llama.cpp does."""
+    return -(-tokens // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
+
+
+def has_argument(definition: Definition, field: str, *flags: str) -> bool:
+    """Return whether `extra_args` have the flag of `field` or one of `flags`, also as `--flag=value` and with
+    underscores. They come last in a command line, so that they win over the field."""
+    own = (option.flag.name for option in list_options(type(definition)) if option.name == field and option.flag)
+    names = {arg.partition("=")[0].replace("_", "-") for arg in definition.extra_args}
+    return not names.isdisjoint((*own, *flags))
+
+
+ChatFormat = Literal["generic", "mistral_template", "qwen3_template", "gemma4_template"]
+"""Prompt formats of conversations."""
+PromptFormat = Literal["generic", "mistral_template", "qwen3_template", "gemma4_template", "translategemma_template"]
+Family = Literal["gemma4", "qwen3"]
+
+DEFAULT_ONLY: Final[tuple[ThinkingMode, ...]] = ("default",)
+ALL_MODES: Final[tuple[ThinkingMode, ...]] = ("default", "enabled", "disabled")
+
+_OF_FORMAT: Final[dict[str, Family]] = {"gemma4_template": "gemma4", "qwen3_template": "qwen3"}
+# The number must not be part of another number (gemma-40) or of a size (gemma-4b, qwen-32b).
+_OF_NAME: Final[tuple[tuple[re.Pattern[str], Family], ...]] = (
+    (re.compile(r"gemma[-_ ]?4(?![0-9b])", re.IGNORECASE), "gemma4"),
+    (re.compile(r"qwen[-_ ]?3(?![0-9b])", re.IGNORECASE), "qwen3"),
+)
+# Models of Qwen3 that always think or never do: their templates have no switch.
+_WITHOUT_SWITCH: Final = re.compile(r"coder|2507|embed|rerank|guard", re.IGNORECASE)
+
+
+def family_of(prompt_format: str | None, *names: str | None) -> Family | None:
+    """Return the family by the prompt format, where one is declared, else by the first name that matches a family.
+    Names are of files, folders or models of the hub; None among them is skipped. None: the declared format or the names
+    belong to no known family, or the name is of a Qwen3 model whose template has no switch for thinking (Qwen3-Coder is
+    one)."""
+    if prompt_format is not None:
+        return _OF_FORMAT.get(prompt_format)
+    for name in names:
+        for pattern, family in _OF_NAME:
+            if name is not None and pattern.search(name):
+                return None if family == "qwen3" and _WITHOUT_SWITCH.search(name) else family
+    return None
+
+
+def thinking_modes(family: Family | None, *switchable: Family) -> tuple[ThinkingMode, ...]:
+    """Return all thinking modes where `family` is among `switchable`, the families that the backend can switch; else
+    `default` alone."""
+    return ALL_MODES if family in switchable else DEFAULT_ONLY
+
 
 DefinitionT = TypeVar("DefinitionT", bound=Definition)
 RuntimeKind = Literal["docker", "process"]
@@ -145,7 +248,7 @@ class Probe:
     preemption_metric: str | None = None
     """Metric that counts how often a running request lost its part of the KV cache; None: there is none."""
     figure_paths: tuple[str, ...] = ("/v1/models",)
-    """Paths at which a loaded engine reports its own configuration: see `controller.observe.engine_figures`."""
+    """Paths at which a loaded engine reports its own configuration: see `controller.observe.health`."""
     template_path: str | None = None
     """Path that renders a conversation with the model's chat template, without an answer; None: there is none."""
 
@@ -158,7 +261,6 @@ class Verdict:
     message: str
     """All that is known, for the operator: plain words, and what the engine or the runtime itself said."""
     permanent: bool = False
-    """True: another start with the same definition cannot help."""
     exit_code: int | None = None
     """Exit code of the engine's process, negative for a signal; None: no process ended, or its code is not known."""
     plain: str | None = None
@@ -289,11 +391,9 @@ class Engine(Generic[DefinitionT]):
         return 1
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """Return what is wrong with a load's values; empty: nothing. Nothing is raised.
-
-        `params`: value by name of a load field. All must be fields of this backend (see `find_wrong_backend`): other
-        names are ignored. Backends override it to add rules about several fields.
-        """
+        """Return what is wrong with a load's values; empty: nothing. Nothing is raised. `params`: value by name of a
+        load field. All must be fields of this backend (see `find_wrong_backend`): other names are ignored. Backends
+        override it to add rules about several fields."""
         return find_faults(self.load_fields, params)
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
@@ -328,17 +428,12 @@ class Engine(Generic[DefinitionT]):
 
     def context_length(self, definition: DefinitionT) -> int | None:
         """Return the declared context length of one request, prompt and answer, in tokens; None: not declared. Here
-        None.
-
-        What a running engine reports takes precedence.
-        """
+        None. What a running engine reports takes precedence."""
         return None
 
     def compare_figures(self, definition: DefinitionT, applied: AppliedFigures) -> tuple[FigureGap, ...]:
-        """Return what a loaded engine applied otherwise than declared; empty: nothing, as far as it reports.
-
-        Here the context length, and slots that are fewer than `target_inflight`. Backends override it.
-        """
+        """Return what a loaded engine applied otherwise than declared; empty: nothing, as far as it reports. Here the
+        context length, and slots that are fewer than `target_inflight`. Backends override it."""
         declared = self.context_length(definition) if self.context_field else None
         return (
             *compare_figure(definition, self.context_field, declared, applied.context_length),
@@ -347,11 +442,8 @@ class Engine(Generic[DefinitionT]):
 
     def kv_cache_tokens(self, definition: DefinitionT, told: EngineFigures) -> int | None:
         """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit. Here
-        None. The gateway keeps further requests waiting.
-
-        The limit is for engines whose requests harm each other once the KV cache is full. `told` is what the replica
-        reports.
-        """
+        None. The gateway keeps further requests waiting. The limit is for engines whose requests harm each other once
+        the KV cache is full. `told` is what the replica reports."""
         return None
 
     def list_artifacts(self, definition: DefinitionT) -> tuple[str, ...]:
@@ -361,28 +453,21 @@ class Engine(Generic[DefinitionT]):
 
     def longest_token(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> int | None:
         """Return the length in bytes of the longest token in the vocabulary, by which the gateway sees that a prompt is
-        too long without counting its tokens. Here None.
-
-        `artifacts` holds what was read of the model files, by model path. None: unknown, not read yet, or the engine
-        truncates prompts that are too long.
-        """
+        too long without counting its tokens. Here None. `artifacts` holds what was read of the model files, by model
+        path. None: unknown, not read yet, or the engine truncates prompts that are too long."""
         return None
 
     def predict_memory(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory of one replica, in bytes.
-
-        `artifacts` holds what was read of the model files, by model path. `Unpredicted`: a file was not read, or the
-        formula does not cover the model or an option. None: the backend has no formula. Numbers of the files are not
-        checked: absurd ones may raise any exception. Here always None.
-        """
+        """Predict the memory of one replica, in bytes. `artifacts` holds what was read of the model files, by model
+        path. `Unpredicted`: a file was not read, or the formula does not cover the model or an option. None: the
+        backend has no formula. Numbers of the files are not checked: absurd ones may raise any exception. Here always
+        None."""
         return None
 
     def is_held_to_claim(self, definition: DefinitionT) -> bool:
         """Return whether the engine gets its claim on each GPU as a limit, and fails to load where the limit is too
-        low.
-
-        The memory that its replicas are seen to hold shows what they were given, not what they need. Here False.
-        """
+        low. The memory that its replicas are seen to hold shows what they were given, not what they need. Here
+        False."""
         return False
 
     def parse_progress(self, log_tail: str) -> float | None:
@@ -445,3 +530,34 @@ class Engine(Generic[DefinitionT]):
         does. `exit_code` is not looked at here."""
         matches = (verdict for pattern, verdict in self.verdicts if re.search(pattern, log_tail, re.IGNORECASE))
         return next(matches, None)
+
+
+EMBEDDINGS = Capabilities(multi_turn=False, tools=False, forced_tools=False, structured_output=False, logprobs=False)
+"""Capabilities of a model that serves embeddings or rankings and nothing else."""
+
+
+def apply_declared(definition: Definition, derived: Capabilities) -> Capabilities:
+    """Return `derived` with the fields that the definition declares in their place; None in the definition means not
+    declared. Declared thinking modes always get `default` as well. `forced_tools` and `logprobs` cannot be declared;
+    `forced_tools` becomes False where `tools` is declared false."""
+    modalities, multi_turn, thinking_modes = derived.modalities, derived.multi_turn, derived.thinking_modes
+    if definition.modalities is not None:
+        modalities = tuple(each for each in get_args(Modality) if each in definition.modalities)
+    if definition.multi_turn is not None:
+        multi_turn = definition.multi_turn
+    if definition.thinking_modes is not None:
+        declared_modes = {"default", *definition.thinking_modes}
+        thinking_modes = tuple(each for each in get_args(ThinkingMode) if each in declared_modes)
+    tools, structured_output = definition.tools, definition.structured_output
+    takes_tools = derived.tools if tools is None else tools
+    # Every field is set: answers leave out fields that are not.
+    return Capabilities(
+        modalities=modalities,
+        media_urls=derived.media_urls if definition.media_urls is None else definition.media_urls,
+        multi_turn=multi_turn,
+        thinking_modes=thinking_modes,
+        tools=takes_tools,
+        structured_output=derived.structured_output if structured_output is None else structured_output,
+        forced_tools=derived.forced_tools and takes_tools,
+        logprobs=derived.logprobs,
+    )

@@ -9,18 +9,32 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from controller.artifacts.facts import Artifact, longest_token_at
-from controller.engines.base import SHM_BYTES, ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import apply_declared
-from controller.engines.cuda_log import OLD_DRIVER
-from controller.engines.families import ChatFormat, family_of, thinking_modes
-from controller.engines.figure_gaps import FigureGap, compare_figure, compare_slots
-from controller.engines.load_fields import LoadFault, LoadField, LoadValue
-from controller.engines.memory import CUDA_OVERHEAD, MIB, Forecast
-from controller.engines.memory_hf import ExLlamaLoad, predict_exllama
-from controller.engines.options import Flag, Hashed, Loadable, Switch, render_options
+from contract.admin import Capabilities, LoadConstraint, PairPresets
+from contract.desired import Definition, Settable
+from contract.routing import ThinkingControl
+from controller.artifacts.heads import Artifact, longest_token_at
+from controller.engines.base import (
+    SHM_BYTES,
+    ChatFormat,
+    ClaimedGpu,
+    Engine,
+    FigureGap,
+    FileCheck,
+    Launch,
+    Probe,
+    RenderContext,
+    Verdict,
+    apply_declared,
+    compare_figure,
+    compare_slots,
+    family_of,
+    thinking_modes,
+)
+from controller.engines.memory import CUDA_OVERHEAD, MIB, ExLlamaLoad, Forecast, predict_exllama
+from controller.engines.options import Flag, Hashed, Loadable, LoadFault, LoadField, LoadValue, Switch, render_options
 from controller.engines.worker import (
     HF_VERDICTS,
+    OLD_DRIVER,
     WORKER_CHAT_APIS,
     WORKER_TOKEN_ENV,
     gpu_verdict,
@@ -29,10 +43,7 @@ from controller.engines.worker import (
     worker_probe,
     worker_program,
 )
-from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition, Settable
-from controller.schema.routing import ThinkingControl
+from controller.state import AppliedFigures
 
 QUANT: Final = r"^[2-8](,[2-8])?$"
 """`<bits>` for K and V alike, or `<k_bits>,<v_bits>`."""
@@ -189,11 +200,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
     def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
         """Return which requests the model takes: text, and conversations only where `prompt_format` is declared,
         without tools, JSON schemas or log probabilities; all thinking modes for Gemma 4 and Qwen3. What the definition
-        declares takes precedence.
-
-        Whether the folder has a chat template is not seen here: a definition whose folder has one declares `multi_turn:
-        true`.
-        """
+        declares takes precedence. Whether the folder has a chat template is not seen here: a definition whose folder
+        has one declares `multi_turn: true`."""
         family = family_of(definition.prompt_format, definition.model_path)
         derived = Capabilities(
             multi_turn=definition.prompt_format is not None,

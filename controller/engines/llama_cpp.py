@@ -9,22 +9,39 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.artifacts.facts import Artifact, longest_token_at
-from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import EMBEDDINGS, apply_declared
-from controller.engines.families import PromptFormat, family_of, thinking_modes
-from controller.engines.figure_gaps import FigureGap, compare_figure, compare_padded_context, compare_slots
-from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
-from controller.engines.llama_server import tensor_split_args
+from contract.admin import Capabilities, PairPresets
+from contract.desired import Definition, Settable
+from contract.routing import SessionBinding, ThinkingControl
+from controller.artifacts.heads import Artifact, longest_token_at
+from controller.engines.base import (
+    EMBEDDINGS,
+    Engine,
+    FigureGap,
+    FileCheck,
+    Launch,
+    Probe,
+    PromptFormat,
+    RenderContext,
+    Verdict,
+    apply_declared,
+    compare_figure,
+    compare_padded_context,
+    compare_slots,
+    family_of,
+    thinking_modes,
+)
+from controller.engines.llama_server import (
+    GPU_VERDICTS,
+    MISSING_GPU_VERDICTS,
+    dots_progress,
+    llama_memory_verdicts,
+    tensor_split_args,
+)
 from controller.engines.llama_server_fields import GgmlType
-from controller.engines.memory import WORKER_OVERHEAD, Forecast, Unpredicted
-from controller.engines.memory_llama import LlamaLoad, predict_gguf
+from controller.engines.memory import WORKER_OVERHEAD, Forecast, LlamaLoad, Unpredicted, predict_gguf
 from controller.engines.options import Flag, Hashed, Loadable, Switch, render_options
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
-from controller.schema.admin import Capabilities, PairPresets
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition, Settable
-from controller.schema.routing import SessionBinding, ThinkingControl
+from controller.state import AppliedFigures
 
 _LOADABLE_TYPE: Final = Loadable(
     {"kind": "string_or_null", "format": "ggml_type_name", "default": "f16", "examples": ["f16", "q8_0", "q4_0"]},
@@ -112,7 +129,9 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"not a GGUF", Verdict("not a GGUF file", True)),
     (r"unknown cache type|unrecognized arguments|invalid choice|neither the model nor", Verdict("bad argument", True)),
     (r"the file has no chat template", Verdict("no chat template in the file", True)),
-    *memory_verdicts(context="gguf_n_ctx", cache_types="`gguf_type_k`, `gguf_type_v`", gpu_layers="gguf_n_gpu_layers"),
+    *llama_memory_verdicts(
+        context="gguf_n_ctx", cache_types="`gguf_type_k`, `gguf_type_v`", gpu_layers="gguf_n_gpu_layers"
+    ),
     *GPU_VERDICTS,
     (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
 )

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from contract.desired import Definition, Settable
 from controller.engines.options import (
     MOVES_MEMORY,
     Anything,
@@ -17,7 +18,6 @@ from controller.engines.options import (
     SpecialFlag,
     Switch,
 )
-from controller.schema.desired import Definition, Settable
 
 GgmlType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 SpecType = Literal[

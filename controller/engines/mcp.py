@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from contract.desired import Definition, Settable
+from contract.tools import REPLICA_PREFIX
 from controller.engines.base import Engine, Launch, Probe, RenderContext, Verdict
 from controller.engines.options import Hashed
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_python
-from controller.schema.desired import Definition, Settable
-from controller.schema.tools import REPLICA_PREFIX
 
 HTTP_PATH: Final = "/mcp"
 """Path at which the bridge offers the server over streamable HTTP."""

@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.artifacts.facts import Artifact
-from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import EMBEDDINGS, apply_declared
+from contract.admin import Capabilities
+from contract.desired import Definition, Settable
+from controller.artifacts.heads import Artifact
+from controller.engines.base import EMBEDDINGS, Engine, FileCheck, Launch, Probe, RenderContext, Verdict, apply_declared
 from controller.engines.memory import Forecast, artifact_at, predict_by_size
 from controller.engines.options import Flag, Hashed, PathFlag, Switch, render_options
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
-from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition, Settable
 
 
 class OnnxDefinition(Definition):

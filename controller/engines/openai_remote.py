@@ -6,12 +6,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.engines.base import Engine, Remote
-from controller.engines.capabilities import apply_declared
+from contract.admin import Capabilities
+from contract.desired import Definition, Settable
+from contract.routing import MaxTokensField, SessionBinding, ThinkingControl
+from controller.engines.base import Engine, Remote, apply_declared
 from controller.engines.options import Hashed
-from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition, Settable
-from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingControl
 
 
 class OpenAIRemoteDefinition(Definition):

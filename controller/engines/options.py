@@ -1,10 +1,10 @@
-"""Options: the fields of a backend's definition. Each is declared once, and everything else follows from it. Pure.
+"""Options: the fields of a backend's definition, each declared once, and what a live load may set of them. Pure.
 
 An option is a field of a definition class: its type, bounds and description as in every pydantic model, and markers in
 `Annotated` for what Roundhouse does with the value:
 
     llama_server_n_ctx: Annotated[
-        int | None, Flag("--ctx-size"), Loadable(), Hashed.ALWAYS, Settable.ALWAYS
+        int | None, Flag("--ctx-size"), Loadable(), Settable.ALWAYS
     ] = Field(
         default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
     )
@@ -12,20 +12,23 @@ An option is a field of a definition class: its type, bounds and description as 
 - `Flag`, `JoinedFlag`, `PathFlag`, `Switch`, `JsonFlag`: how the command line of the engine says the value. At most
   one. `SpecialFlag`: the engine's own code renders the option. None of them: the command line does not say it.
 - `Settable`: which values a request may give, in a runtime declaration or a load. Every field has it
-  (`controller.schema.desired`).
+  (`contract.desired`).
 - `Loadable`: a load may set the option; a UI gets a constraint for it.
 - `Hashed`: when the value counts in the spec hash. Without it: while it differs from the default.
 - `MOVES_MEMORY`: the memory formulas do not follow the option, so that a definition that sets it has no forecast.
 
 From the declaration follow the validation of files, the JSON Schema, the table in docs/models.md, the command line, the
 preflight of files, the spec hash, the request schema of a load and its constraint. A further option changes neither the
-command line nor the spec hash of a definition that does not set it.
+command line nor the spec hash of a definition that does not set it, and so needs no marker for the hash.
+
+Seed 001 makes the check of a `Loadable` option wider or narrower than its constraint in places: it shows four dtypes
+and accepts any, shows a choice and accepts null, shows steps and enforces one of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -36,9 +39,8 @@ from annotated_types import Ge, Le, MultipleOf
 from pydantic import JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from controller.engines.load_fields import LoadField
-from controller.schema.admin import LoadConstraint
-from controller.schema.desired import Definition
+from contract.admin import LoadConstraint
+from contract.desired import Definition
 
 # Inline in the JSON Schema of the files, which has no place for pydantic's own definition of it.
 Anything = Annotated[JsonValue, WithJsonSchema({})]
@@ -83,10 +85,8 @@ class JoinedFlag:
 class PathFlag:
     """Marker of an option that the command line says as `--name PATH`: a model path, or a list of them joined by
     commas. A mapping of names to model paths becomes `--name NAME=PATH NAME=PATH`. None, or none of them: no argument.
-
     The path must lie in a models folder: validation refuses a definition with another one, and the preflight checks
-    that the path exists and is of `kind`.
-    """
+    that the path exists and is of `kind`."""
 
     name: str
     kind: FileKind
@@ -159,11 +159,9 @@ class Hashed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """Marker: an operator's load may set the option. Without `null`, a load cannot set it to null.
-
-    The constraint that a UI gets comes from type and bounds: `minimum`, `maximum`, a `step` of 1 or the declared
-    multiple, `allowed_values` of a Literal. The description is the field's, up to "; default".
-    """
+    """Marker: an operator's load may set the option. Without `null`, a load cannot set it to null. The constraint that
+    a UI gets comes from type and bounds: `minimum`, `maximum`, a `step` of 1 or the declared multiple, `allowed_values`
+    of a Literal. The description is the field's, up to "; default"."""
 
     shown: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `LoadConstraint` beside or instead of those."""
@@ -211,10 +209,8 @@ def render_options(
     decimals: int | None = None,
 ) -> list[str]:
     """Return the arguments of all options whose flag is of `kind` (a class or a union), in the order of declaration.
-
     `resolve_path` turns a model path into the path that the engine sees. `fallbacks` are values by field name, used
-    where the option is None. `decimals`: floats are rounded to so many; None: they are written in full.
-    """
+    where the option is None. `decimals`: floats are rounded to so many; None: they are written in full."""
     arguments: list[str] = []
     for option in list_options(type(definition)):
         if isinstance(option.flag, kind):
@@ -352,3 +348,77 @@ def _strip_null(annotation: Any) -> Any:
         return annotation
     [value_type] = (each for each in get_args(annotation) if each is not NoneType)
     return value_type
+
+
+LoadValue: TypeAlias = int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFault:
+    """A value of a load's request that the model's backend cannot take. It is returned, not raised; the caller answers
+    400 (`invalid_load_request`)."""
+
+    field: str
+    message: str
+    """What is wrong, as the second half of a sentence that begins with the field's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadField:
+    """One field that an operator's load may set: its name, the constraint that a UI shows, and the check of a value."""
+
+    name: str
+    description: str
+    constraint: LoadConstraint
+    nullable: bool = False
+    """Whether null is accepted although the constraint's kind does not say so."""
+    step_binds: bool = False
+    """Whether a value between two steps is refused."""
+    open_values: bool = False
+    """Whether any text is accepted, whatever values are shown."""
+
+    @property
+    def takes_null(self) -> bool:
+        """Whether a load may set the field to null (None)."""
+        return self.nullable or self.constraint.kind.endswith("_or_null")
+
+    def check_value(self, value: LoadValue) -> str | None:
+        """Return why the value cannot be taken, as the second half of a sentence; None: it can. The value must have the
+        type that the constraint's kind says, which is not checked: the request schema refuses others (422)."""
+        if value is None:
+            return None if self.takes_null else "takes no null"
+        limits = self.constraint
+        if isinstance(value, str):
+            return self._check_text(value)
+        if limits.minimum is not None and value < limits.minimum:
+            return f"must be at least {limits.minimum}, is {value}"
+        if limits.maximum is not None and value > limits.maximum:
+            return f"must be at most {limits.maximum}, is {value}"
+        if self.step_binds and limits.step is not None and value % limits.step:
+            return f"must be a multiple of {limits.step}, is {value}"
+        return None
+
+    def _check_text(self, value: str) -> str | None:
+        if not value or not value.isprintable():
+            return "must be a printable text that is not empty"
+        allowed_values = self.constraint.allowed_values
+        if allowed_values is None or self.open_values or value in allowed_values:
+            return None
+        null = ", or null" if self.takes_null else ""
+        return f"must be one of {', '.join(str(each) for each in allowed_values)}{null}; is `{value:.60}`"
+
+
+def list_constraints(fields: Iterable[LoadField]) -> dict[str, LoadConstraint]:
+    """Return the constraints by field name, in the order of `fields`, as `load_constraints` in the admin API's list of
+    models has them."""
+    return {field.name: field.constraint for field in fields}
+
+
+def find_faults(fields: Iterable[LoadField], params: Mapping[str, Any]) -> list[LoadFault]:
+    """Return the faults of a load's values, each value checked alone, in the order of `fields`. Names that no field has
+    are ignored."""
+    return [
+        LoadFault(field.name, fault)
+        for field in fields
+        if field.name in params and (fault := field.check_value(params[field.name])) is not None
+    ]

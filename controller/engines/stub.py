@@ -6,13 +6,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from controller.engines.base import Engine, Launch, Probe, RenderContext
-from controller.engines.capabilities import apply_declared
+from contract.admin import Capabilities
+from contract.desired import Definition, Settable
+from contract.routing import ThinkingControl
+from controller.engines.base import Engine, Launch, Probe, RenderContext, apply_declared
 from controller.engines.options import Flag, Hashed, JoinedFlag, render_options
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, percent_progress, worker_probe, worker_program
-from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition, Settable
-from controller.schema.routing import ThinkingControl
 
 
 class StubDefinition(Definition):

@@ -1,36 +1,192 @@
-"""vLLM: what `vllm` and `vllm_serve` share, and `vllm`, whose server our worker launches."""
+"""vLLM: `vllm`, whose server our worker launches, and `vllm_serve`, a container of vLLM's image or a program. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from controller.artifacts.facts import Artifact, longest_token_at
+from pydantic import Field
+
+from contract.admin import Capabilities
+from contract.desired import Settable
+from controller.artifacts.heads import Artifact, longest_token_at
 from controller.engines.base import (
+    EMBEDDINGS,
     SHM_BYTES,
+    ClaimedGpu,
     CodeCheck,
     Engine,
     EngineFigures,
+    FigureGap,
     FileCheck,
     Launch,
     Probe,
     RenderContext,
     Verdict,
+    apply_declared,
+    compare_figure,
+    family_of,
+    has_argument,
+    thinking_modes,
 )
-from controller.engines.capabilities import EMBEDDINGS, apply_declared
-from controller.engines.families import family_of, thinking_modes
-from controller.engines.figure_gaps import FigureGap, compare_figure, has_argument
-from controller.engines.load_fields import LoadFault
-from controller.engines.memory import MIB, Forecast, Unpredicted
-from controller.engines.memory_hf import VllmLoad, predict_vllm
-from controller.engines.options import find_memory_mover
-from controller.engines.vllm_command import SHARE_FLAG, TOKEN_ENV, vllm_arguments, vllm_environment
+from controller.engines.memory import MIB, Forecast, Unpredicted, VllmLoad, beside_share_mib, predict_vllm
+from controller.engines.options import (
+    Flag,
+    Hashed,
+    JsonFlag,
+    LoadFault,
+    PathFlag,
+    Switch,
+    find_memory_mover,
+    render_options,
+)
 from controller.engines.vllm_fields import VllmFields
-from controller.engines.vllm_log import vllm_progress, vllm_verdict
-from controller.engines.worker import worker_python
-from controller.schema.admin import Capabilities
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Settable
+from controller.engines.worker import OLD_DRIVER, worker_python
+from controller.state import AppliedFigures
+
+TOKEN_ENV: Final = "VLLM_API_KEY"  # noqa: S105 - the variable's name, not its value
+
+_NO_SHARE: Final = "0.01"
+"""Share of a GPU's memory to ask for where the size of the cache is declared in bytes. vLLM ignores the share then, but
+does not start unless that much is free (v1/worker/utils.py, `request_memory`); its default is nearly all."""
+
+_OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""Variables that keep huggingface_hub from asking the hub. A file that is not in the model's folder is then missing at
+once; in a closed network every request would first time out."""
+_NAMING_FLAGS: Final = frozenset(
+    {"--model", "--tokenizer", "--hf-config-path", "--speculative-config", "-sc", "--lora-modules", "--config"}
+)
+"""Arguments whose value may be, or contain, a name on the hub."""
+
+SHARE_FLAG: Final = "--gpu-memory-utilization"
+_SHARE_STEPS: Final = 10_000
+
+
+def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) -> list[str]:
+    """Return the arguments of `vllm serve`: the model, the address, the options, and `extra_args` last.
+
+    The program itself is not among them. `inflight` becomes `--max-num-seqs`. Without `ctx.gpus`, as in a preflight, no
+    share of GPU memory follows from `vram_mib`. vLLM does not log requests, because the gateway does. Raises ValueError
+    if a LoRA module has the model's own name, because requests could not choose it, or if `vram_mib` sets the share and
+    leaves nothing for it.
+    """
+    model = ctx.resolve_path(definition.model_path) if definition.model_path is not None else definition.vllm_model
+    assert model is not None, "one of both is validated"
+    args = [
+        *(model, "--host", ctx.host, "--port", str(ctx.port), "--served-model-name", ctx.served_name),
+        *("--max-num-seqs", str(inflight), "--tensor-parallel-size", str(_parallel(definition))),
+        "--disable-uvicorn-access-log",
+    ]
+    args += render_options(definition, Flag)
+    if _needs_no_share(definition):
+        args += (SHARE_FLAG, _NO_SHARE)
+    elif definition.share_follows_vram:
+        beside_mib = _check_beside_share(definition, inflight)
+        if ctx.gpus:
+            args += (SHARE_FLAG, str(_claimed_share(ctx.gpus, beside_mib)))
+    if definition.vllm_tool_call_parser:
+        args.append("--enable-auto-tool-choice")
+    if definition.vllm_lora_modules:
+        if ctx.served_name in definition.vllm_lora_modules:
+            raise ValueError(f"vllm_lora_modules: {ctx.served_name!r} is the name of the model itself")
+        args.append("--enable-lora")
+    args += render_options(definition, Switch)
+    if definition.vllm_embedding:
+        args += ("--runner", "pooling")
+    args += render_options(definition, PathFlag, ctx.resolve_path)
+    args += JsonFlag("--mm-processor-kwargs").render(_processor_arguments(definition), str)
+    args += render_options(definition, JsonFlag)
+    args += JsonFlag("--speculative-config").render(_speculation(definition, ctx), str)
+    return [*args, *definition.extra_args]
+
+
+def vllm_environment(definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
+    """Return the environment variables of `vllm serve`, without the definition's `env` and without the token. They
+    disable telemetry, and access to the hub where every model is certainly a path. Compiled kernels go to
+    `ctx.cache_dir`, which outlives the engine; in containers so do downloads. Processes use the operator's Hub
+    cache."""
+    env = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "VLLM_CACHE_ROOT": str(ctx.cache_dir / "vllm"),
+    }
+    if ctx.runtime == "docker":
+        env["HF_HOME"] = str(ctx.cache_dir / "huggingface")
+    return env if _names_hub_models(definition) else env | _OFFLINE
+
+
+def _names_hub_models(definition: VllmFields) -> bool:
+    """Return whether a model, an assistant or a tokenizer may have to come from the hub or its cache. Only an absolute
+    path certainly does not."""
+    assistant = definition.vllm_speculative_model if definition.vllm_speculative_method is not None else None
+    if definition.model_path is None or (assistant is not None and not assistant.startswith("/")):
+        return True
+    words = definition.extra_args
+    for number, word in enumerate(words):
+        flag, has_value, value = word.partition("=")
+        value = value if has_value else next(iter(words[number + 1 :]), "")
+        if flag.replace("_", "-") in _NAMING_FLAGS and not value.startswith("/"):
+            return True
+    return False
+
+
+def _parallel(definition: VllmFields) -> int:
+    groups = definition.vllm_pipeline_parallel_size or 1
+    return definition.vllm_tensor_parallel_size or (definition.gpu_count or groups) // groups
+
+
+def _needs_no_share(definition: VllmFields) -> bool:
+    is_sized_in_bytes = (
+        definition.vllm_kv_cache_memory_bytes is not None and definition.vllm_gpu_memory_utilization is None
+    )
+    return is_sized_in_bytes and bool(definition.gpu_count)
+
+
+def _check_beside_share(definition: VllmFields, inflight: int) -> int:
+    """Return the MiB of `vram_mib` that the share leaves, at `inflight` sequences at a time. Raises ValueError if that
+    is all of it."""
+    vram_mib = definition.vram_mib or 0
+    gpu_count, is_eager = definition.gpu_count or 1, bool(definition.vllm_enforce_eager)
+    beside_mib = beside_share_mib(vram_mib, gpu_count, definition.env, sequences=inflight, eager=is_eager)
+    if vram_mib <= beside_mib:
+        raise ValueError(
+            f"vram_mib: {vram_mib} MiB leave nothing for weights and KV cache, because vLLM takes up to {beside_mib} "
+            "MiB for CUDA and its libraries: declare more"
+        )
+    return beside_mib
+
+
+def _claimed_share(gpus: Sequence[ClaimedGpu], beside_mib: int) -> float:
+    """Return the claim on the smallest GPU less `beside_mib`, as a share of its memory, rounded down to 0.0001. vLLM
+    has one share for all GPUs, and its cache is as large on each as fits into the smallest. It takes the share of what
+    CUDA can give, which is less than the memory of the GPU by what the driver keeps, and never more."""
+    smallest = min(gpus, key=lambda gpu: gpu.total_mib)
+    share_mib = smallest.claim_mib - beside_mib
+    return max(1, min(_SHARE_STEPS, share_mib * _SHARE_STEPS // smallest.total_mib)) / _SHARE_STEPS
+
+
+def _processor_arguments(definition: VllmFields) -> dict[str, Any]:
+    arguments: dict[str, Any] = dict(definition.vllm_mm_processor_kwargs or {})
+    if definition.vllm_max_pixels is not None:
+        arguments["max_pixels"] = definition.vllm_max_pixels
+    return arguments
+
+
+def _speculation(definition: VllmFields, ctx: RenderContext) -> dict[str, Any] | None:
+    if definition.vllm_speculative_method is None:
+        return None
+    tokens = definition.vllm_num_speculative_tokens
+    config: dict[str, Any] = {
+        **(definition.vllm_speculative_config or {}),
+        "method": definition.vllm_speculative_method,
+        "num_speculative_tokens": 1 if tokens is None else tokens,
+    }
+    if (assistant := definition.vllm_speculative_model) is not None:
+        config["model"] = ctx.model_paths.get(assistant, assistant)
+    return config
+
 
 VllmFieldsT = TypeVar("VllmFieldsT", bound=VllmFields)
 _GIB: Final = 1024 * MIB
@@ -56,6 +212,156 @@ class VllmDefinition(VllmFields):
     """A model served by vLLM in a worker process. Either `model_path` or `vllm_model` is required."""
 
     backend: Annotated[Literal["vllm"], Settable.ALWAYS]
+
+
+_SHARDS: Final = re.compile(r"(?:checkpoint|loading) shards:\s*(\d{1,3})%")
+
+_CAUSE: Final = re.compile(
+    r"^(?:\([\w-]+(?: rank=\d+)? pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
+    r"(?:(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception)): |Value error, "
+    r"|(?=Input should be |Failed: Cuda error )|vllm[\w ]*: error: )(?P<text>.+)$",
+    re.MULTILINE,
+)
+"""The line that names an exception, as Python, vLLM's log, pydantic, argparse or a CUDA kernel of vLLM writes it."""
+_TOLD: Final = re.compile(
+    r"^(?:No module named|there is no model|vLLM (?:was killed|ended|crashed)|terminate called|ERROR: "
+    r"|(?:\([\w-]+ pid=\d+\) )?\s*Please pass the argument ).*$",
+    re.MULTILINE,
+)
+"""Other lines about an end: of our launcher, C++, uvicorn, and the second line of what transformers says. A successful
+start writes none of them."""
+_NO_CAUSE: Final = re.compile(
+    r"initialization failed|validation errors? for |returned non-zero exit status|Error raised in subprocess:"
+)
+"""Sentences of the processes above the one that failed, which do not name the cause."""
+_SERVING: Final = re.compile(
+    r"Application startup complete|EngineCore encountered a fatal error|EngineDeadError|vLLM .* while serving"
+)
+"""Sentences of an engine that has loaded."""
+_CAUSE_LENGTH: Final = 300
+
+_OUT_OF_MEMORY: Final = (
+    r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+    r"|Available memory on node"
+)
+_WHILE_SERVING: Final[tuple[tuple[str, Verdict], ...]] = (
+    (
+        _OUT_OF_MEMORY,
+        Verdict(
+            "out of memory while it served (lower vllm_gpu_memory_utilization or vram_mib, or the cache in bytes, so "
+            "that more is left for requests, or target_inflight, which makes them fewer)"
+        ),
+    ),
+)
+"""Verdicts of an engine that has loaded, before `_VERDICTS`."""
+_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
+    (r"error: (unrecognized arguments|argument |ambiguous option)", Verdict("bad argument", True)),
+    (r"No module named .?vllm", Verdict("vLLM is not installed (extra `vllm`)", True)),
+    OLD_DRIVER,
+    (
+        r"No available memory for the cache blocks",
+        Verdict(
+            "out of memory: its share has no room for a KV cache (raise vram_mib or vllm_gpu_memory_utilization, or "
+            "lower target_inflight)"
+        ),
+    ),
+    (
+        r"Free memory on device .* is less than",
+        Verdict(
+            "out of memory: less is free than it takes at once (lower vram_mib or vllm_gpu_memory_utilization, or end "
+            "what else uses the GPU)"
+        ),
+    ),
+    (
+        _OUT_OF_MEMORY,
+        Verdict(
+            "out of memory while it loaded (lower vllm_kv_cache_memory_bytes, vllm_max_model_len or target_inflight, "
+            "or give it more GPUs)"
+        ),
+    ),
+    (
+        r"KV cache is needed, which is larger than",
+        Verdict("the KV cache has no room for one whole request (lower vllm_max_model_len, or give it more memory)"),
+    ),
+    (r"(?i)cuda error|NCCL error", Verdict("the GPU, its driver or its libraries failed vLLM")),
+    (
+        r"Model architectures .* failed to be inspected",
+        Verdict(
+            "vLLM could not look into the model's class (rarely the model's fault: the GPU, its driver, vLLM's files)"
+        ),
+    ),
+    (
+        r"does not recognize this architecture|Model architectures .* are not supported|has no vLLM implementation",
+        Verdict("unsupported model architecture", True),
+    ),
+    (r"greater than the derived max_model_len", Verdict("vllm_max_model_len is more than the model can do", True)),
+    (r"divisible by tensor parallel size", Verdict("the model cannot be split over that many GPUs", True)),
+    (
+        r"World size \(\d+\) is larger than the number of available GPUs",
+        Verdict("vllm_tensor_parallel_size is more than the GPUs that the engine sees", True),
+    ),
+    (r"invalid tool call parser", Verdict("no such vllm_tool_call_parser", True)),
+    (r"(?i)reasoning parser:? .*(not found|chose from)", Verdict("no such vllm_reasoning_parser", True)),
+    (r"Unknown quantization method", Verdict("no such vllm_quantization", True)),
+    (r"validation errors? for SpeculativeConfig", Verdict("vLLM cannot speculate like that", True)),
+    (r"`trust_remote_code=True`", Verdict("the model brings code of its own: vllm_trust_remote_code is not set", True)),
+    (r"SafetensorError", Verdict("the model's files are corrupted or incomplete", True)),
+    (r"Cannot find any model weights", Verdict("there are no weights in the model's folder", True)),
+    (
+        r"HarmonyError: (invalid tiktoken vocab file|the env var TIKTOKEN_ENCODINGS_BASE)",
+        Verdict("TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken and cl100k_base.tiktoken", True),
+    ),
+    (
+        r"HarmonyError: error downloading or loading vocab file",
+        Verdict(
+            "this vLLM brings no vocabulary for gpt-oss along, and cannot download it: put o200k_base.tiktoken and "
+            "cl100k_base.tiktoken into a folder below the models folder and set TIKTOKEN_ENCODINGS_BASE to it (`env`)"
+        ),
+    ),
+    (
+        r"outgoing traffic has been disabled|offline mode is enabled",
+        Verdict(
+            "a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub",
+            True,
+        ),
+    ),
+    (r"(?i)couldn't connect to|LocalEntryNotFoundError|MaxRetryError", Verdict("the model's hub cannot be reached")),
+    (
+        r"Invalid repository ID or local directory|Repo id must be in the form|RepositoryNotFoundError"
+        r"|is not a valid model identifier",
+        Verdict("there is no such model", True),
+    ),
+    (r"(?i)address already in use", Verdict("port taken")),
+)
+
+
+def vllm_progress(log_tail: str) -> float | None:
+    """Return the progress of reading weights, from 0 to 1; None: the log has no progress bar of checkpoint shards. Read
+    from the last `Loading safetensors checkpoint shards: 50% Completed | 2/4 [...]`. 1 does not mean ready: compiling
+    and capturing graphs come after the weights."""
+    percentages = _SHARDS.findall(log_tail)
+    return min(1.0, int(percentages[-1]) / 100) if percentages else None
+
+
+def vllm_verdict(log_tail: str) -> Verdict | None:
+    """Return why vLLM ended, by the end of its log. `log_tail` must be of one run.
+
+    The message of a known cause is the cause in plain words and, if the log names an exception, a colon and the first
+    exception, cut to 300 characters; exceptions that only report the end of another process do not count. `plain` is
+    the message without the exception. The message of an unknown cause is that exception alone, `plain` is empty, and
+    `permanent` is False. None: the log names no cause.
+    """
+    exception_lines = [*_CAUSE.finditer(log_tail)]
+    causes = (match for match in exception_lines if not _NO_CAUSE.search(match["text"]))
+    cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")
+    cause = cause[:_CAUSE_LENGTH]
+    log_lines = "\n".join(match[0] for match in (*exception_lines, *_TOLD.finditer(log_tail)))
+    for pattern, verdict in (*_WHILE_SERVING, *_VERDICTS) if _SERVING.search(log_tail) else _VERDICTS:
+        if re.search(pattern, log_lines):
+            if not cause:
+                return verdict
+            return Verdict(f"{verdict.message}: {cause}", verdict.permanent, plain=verdict.message)
+    return Verdict(cause, plain="") if cause else None
 
 
 class VllmEngine(Engine[VllmFieldsT]):
@@ -147,11 +453,8 @@ class VllmEngine(Engine[VllmFieldsT]):
 
     def kv_cache_tokens(self, definition: VllmFieldsT, told: EngineFigures) -> int | None:
         """Return the size of the KV cache in tokens, as the replica reports it, while vLLM preempts requests; None
-        while it does not, or where the size is not reported.
-
-        Without preemption no limit is useful: prompts with a common prefix share the cache, which is not visible from
-        outside.
-        """
+        while it does not, or where the size is not reported. Without preemption no limit is useful: prompts with a
+        common prefix share the cache, which is not visible from outside."""
         return told.kv_cache_tokens if told.is_preempting else None
 
     def lora_modules(self, definition: VllmFieldsT) -> tuple[str, ...] | None:
@@ -172,10 +475,8 @@ class VllmEngine(Engine[VllmFieldsT]):
 
     def predict_memory(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """Predict the memory of one replica, in bytes: a share of each GPU; or, where `vllm_kv_cache_memory_bytes`
-        declares the size of the cache, what weights, cache and computing take. See `predict_vllm`.
-
-        Never None: `Unpredicted` where a needed file was not read, or an option changes memory in ways not known.
-        """
+        declares the size of the cache, what weights, cache and computing take. See `predict_vllm`. Never None:
+        `Unpredicted` where a needed file was not read, or an option changes memory in ways not known."""
         if (mover := find_memory_mover(definition)) is not None:
             return Unpredicted(f"{mover} changes what is where")
         if definition.vllm_lora_modules and definition.vllm_kv_cache_memory_bytes is not None:
@@ -308,3 +609,38 @@ def _build_load(definition: VllmFields, sequences: int) -> VllmLoad:
         env=definition.env,
         extra_args=definition.extra_args,
     )
+
+
+class VllmServeDefinition(VllmFields):
+    """A model served by `vllm serve`. Either `model_path` or `vllm_model` is required."""
+
+    backend: Annotated[Literal["vllm_serve"], Settable.ALWAYS]
+    vllm_serve_binary: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
+        default=None, description="Path of the vllm program (process runtime only); default: the one on PATH."
+    )
+    vllm_serve_library_path: Annotated[str | None, Hashed.ALWAYS, Settable.FROM_FILES] = Field(
+        default=None,
+        description="Folders of vLLM's shared libraries (process runtime only), in the format of LD_LIBRARY_PATH.",
+    )
+
+
+class VllmServe(VllmEngine[VllmServeDefinition]):
+    """The backend `vllm_serve`: renders the command line of vLLM's own program, `vllm serve`, in a container or as a
+    process. Starts nothing itself, has no state."""
+
+    name: ClassVar[str] = "vllm_serve"
+    definition = VllmServeDefinition
+    image_kind: ClassVar[str | None] = "vllm"
+
+    def build_program(self, definition: VllmServeDefinition, ctx: RenderContext) -> tuple[str, ...]:
+        """Return the program and `serve`. The program is the declared `vllm_serve_binary` where the engine is a
+        process, else `vllm`, which is looked up on PATH when it is started."""
+        binary = definition.vllm_serve_binary if ctx.runtime == "process" else None
+        return (binary or "vllm", "serve")
+
+    def own_environment(self, definition: VllmServeDefinition, ctx: RenderContext) -> dict[str, str]:
+        """Return `LD_LIBRARY_PATH` with the declared folders of shared libraries; empty where none are declared, and
+        always in a container."""
+        if definition.vllm_serve_library_path and ctx.runtime == "process":
+            return {"LD_LIBRARY_PATH": definition.vllm_serve_library_path}
+        return {}

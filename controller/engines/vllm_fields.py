@@ -9,7 +9,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from controller.engines.families import ChatFormat
+from contract.desired import Definition, Settable
+from controller.engines.base import ChatFormat
 from controller.engines.options import (
     MOVES_MEMORY,
     Anything,
@@ -21,7 +22,6 @@ from controller.engines.options import (
     SpecialFlag,
     Switch,
 )
-from controller.schema.desired import Definition, Settable
 
 _SPECULATION: Final = {
     "method": "vllm_speculative_method",
@@ -294,11 +294,9 @@ class VllmFields(Definition):
 
     @property
     def share_follows_vram(self) -> bool:
-        """Whether `vram_mib` sets the share of each GPU's memory that the engine takes.
-
-        True if `vram_mib` is set, the replica has GPUs, and neither an option nor an argument in `extra_args` sets the
-        share or the size of the KV cache.
-        """
+        """Whether `vram_mib` sets the share of each GPU's memory that the engine takes. True if `vram_mib` is set, the
+        replica has GPUs, and neither an option nor an argument in `extra_args` sets the share or the size of the KV
+        cache."""
         sizes = (self.vllm_gpu_memory_utilization, self.vllm_kv_cache_memory_bytes)
         is_sized_otherwise = any(size is not None for size in sizes) or any(
             arg.replace("_", "-").startswith(_SIZE_FLAGS) for arg in self.extra_args

@@ -20,6 +20,18 @@ WORKER_CHAT_APIS = (
 )
 """Paths that the worker answers for an engine that generates text."""
 
+OLD_DRIVER: Final[tuple[str, Verdict]] = (
+    r"NVIDIA driver on your system is too old \(found version"
+    r"|CUDA driver version is insufficient for CUDA runtime version",
+    Verdict(
+        "the NVIDIA driver of this host is too old for the CUDA that the engine was built with: update the driver, or "
+        "take a build for an earlier CUDA (docs/images.md)",
+        permanent=True,
+    ),
+)
+"""Pattern and verdict of a driver that is too old: the sentences of PyTorch (c10/cuda/CUDAFunctions.cpp) and of CUDA
+(`cudaErrorInsufficientDriver`). PyTorch also warns with it where an engine counts the GPUs, and then finds none."""
+
 HF_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"cannot open .*/tokenizer\.json", Verdict("no tokenizer.json in the folder", True)),
     (r"tokenizers cannot load|/\w+\.json is not (JSON|a JSON object)", Verdict("the tokenizer cannot be read", True)),
@@ -74,10 +86,8 @@ def percent_progress(log_tail: str) -> float | None:
 
 def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]:
     """Return patterns and verdicts, for `Engine.verdicts`, of an engine that ran out of memory while it served or while
-    it loaded. None is permanent.
-
-    `library` is the name that the worker writes. `lower` names the definition fields to lower, for the message.
-    """
+    it loaded. None is permanent. `library` is the name that the worker writes. `lower` names the definition fields to
+    lower, for the message."""
     words = r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError|bad_alloc|Cannot allocate memory"
     return (
         (rf"{library} failed: .*({words})", Verdict(f"out of memory while it served (lower {lower})")),
@@ -87,10 +97,8 @@ def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]
 
 def gpu_verdict(library: str) -> tuple[str, Verdict]:
     """Return a pattern and its verdict, for `Engine.verdicts`, of an engine whose GPU failed. Another start may
-    succeed, so the verdict is not permanent. `library` is the name that the worker writes.
-
-    Place it before the verdicts of `cannot load`, `failed` and `cannot be used`, whose lines it matches as well.
-    """
+    succeed, so the verdict is not permanent. `library` is the name that the worker writes. Place it before the verdicts
+    of `cannot load`, `failed` and `cannot be used`, whose lines it matches as well."""
     pattern = (
         rf"{library} (cannot load [^:]*|failed): .*(CUDA|NCCL|cuBLAS|cuDNN|driver)"
         rf"|{library} cannot be used: .*CUDA error"

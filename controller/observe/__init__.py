@@ -1,4 +1,4 @@
-"""Observation of engines and gateways. `prober` asks engines for their health, `health` interprets the answers,
-`load_progress` reads engines' logs, `gateway_hub` keeps the gateways' reports and the table they work by,
-`remote_health` follows remote models.
+"""Observation of engines and gateways. `prober` asks engines for their health and reads their logs while they load,
+`health` interprets the answers, `gateway_hub` keeps the gateways' reports, the table they work by, and the health of
+remote models.
 """

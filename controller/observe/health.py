@@ -1,18 +1,194 @@
-"""Derives an engine's health from the outcomes of its probes. Pure.
+"""What probes mean: an engine's health, its figures, whether its template takes a system message, and what a silent
+runtime leads to. Pure.
 
 An engine is ready once its health path answers and it has generated one token (or one embedding). A failed probe only
 stops routing to the engine. An engine is restarted only if it exits, if it reports that it is dead, or if for 120 s it
 makes no progress while it is busy or while it accepts connections without answering.
+
+What an answer does not tell of the engine's figures, or tells in an unknown form, is None.
+
+Many templates raise an error on a system message after the first user message (`System message must be at the
+beginning.`), others drop it silently. The engine itself renders test conversations without answering them, because each
+engine changes messages in its own way (other roles, merged messages) before its template sees them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
-from controller.schema.applied_figures import AppliedFigures
-from controller.state import Health, IdleSpan
+from controller.state import AppliedFigures, Health, IdleSpan
+
+MODELS_PATH: Final = "/v1/models"
+"""Path under which every engine lists its one model."""
+PROPS_PATH: Final = "/props"
+"""Path of llama-server's properties."""
+SLOTS_PATH: Final = "/slots"
+"""Path of llama-server's slots."""
+_CACHE_INFO: Final = "vllm:cache_config_info{"
+_LABEL: Final = re.compile(r'(\w+)="([^"\\]*)"')
+_SPECULATION: Final = re.compile(r"^vllm:spec_decode_", re.MULTILINE)
+
+
+def parse_figures(path: str, text: str) -> AppliedFigures:
+    """Return the figures of an engine's own configuration in its answer to a GET of `path`, whose body is `text`. The
+    answers to `/v1/models`, `/props` and `/slots` are read as JSON, and that to any other path as Prometheus' text
+    format. Never raises: a figure that the answer lacks, or has in an unknown form, is None."""
+    if path == MODELS_PATH:
+        return _parse_models(_read_json(text))
+    if path == PROPS_PATH:
+        return _parse_props(_read_json(text))
+    return _parse_slots(_read_json(text)) if path == SLOTS_PATH else _parse_metrics(text)
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parse_models(answer: Any) -> AppliedFigures:
+    """Read the first model: `max_model_len` of vLLM, or `meta` of our worker and of llama-server, whose `n_ctx` is
+    already per slot and no more than the model's training context."""
+    models = answer.get("data") if isinstance(answer, dict) else None
+    model = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    meta = model.get("meta")
+    meta = meta if isinstance(meta, dict) else {}
+    return AppliedFigures(
+        context_length=_count(model.get("max_model_len")) or _count(meta.get("n_ctx")),
+        trained_context_length=_count(meta.get("n_ctx_train")),
+        slots=_count(meta.get("slots")),
+        cache_type_k=_word(meta.get("cache_type_k")),
+        cache_type_v=_word(meta.get("cache_type_v")),
+    )
+
+
+def _parse_props(answer: Any) -> AppliedFigures:
+    """Read llama-server's properties. `speculative.types` there is a default of requests, so it is not used."""
+    fields = answer if isinstance(answer, dict) else {}
+    settings = fields.get("default_generation_settings")
+    settings = settings if isinstance(settings, dict) else {}
+    return AppliedFigures(context_length=_count(settings.get("n_ctx")), slots=_count(fields.get("total_slots")))
+
+
+def _parse_slots(answer: Any) -> AppliedFigures:
+    """Read llama-server's slots, all of which speculate, or none."""
+    slots = answer if isinstance(answer, list) else []
+    values = {value for slot in slots if isinstance(slot, dict) and isinstance(value := slot.get("speculative"), bool)}
+    return AppliedFigures(speculates=values.pop() if len(values) == 1 else None)
+
+
+def _parse_metrics(text: str) -> AppliedFigures:
+    """Read vLLM's metrics. The labels of one metric hold its cache configuration. The metrics of speculation are there
+    only while vLLM speculates; older versions lack them, so that their absence tells nothing."""
+    line = next((each for each in text.splitlines() if each.startswith(_CACHE_INFO)), "")
+    labels = dict(_LABEL.findall(line))
+    cache_type = _word(labels.get("cache_dtype"))
+    return AppliedFigures(
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
+        speculates=True if _SPECULATION.search(text) else None,
+        prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+        kv_cache_bytes=_count(_number(labels.get("kv_cache_memory_bytes", ""))),
+        gpu_share=_share(labels.get("gpu_memory_utilization", "")),
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) and re.fullmatch(r"[\w.,-]{1,40}", value) else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _share(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[01](\.[0-9]{1,20})?", text) else None
+
+
+_MARK: Final = "7351"
+"""Text to find in the rendered prompt. Digits, because tokens of digits join to this very text: tokenizers that mark
+where a word begins put no mark between digits."""
+_SYSTEM: Final = {"role": "system", "content": _MARK}
+_USER: Final = {"role": "user", "content": "a"}
+_ANSWERED: Final = ({"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
+LATE_SYSTEM: Final[dict[str, Any]] = {"messages": [_USER, _SYSTEM, *_ANSWERED], "return_token_strs": True}
+"""Request with the system message after the first user message. `return_token_strs` is for vLLM, which answers with
+tokens."""
+LEADING_SYSTEM: Final[dict[str, Any]] = {"messages": [_SYSTEM, _USER, *_ANSWERED], "return_token_strs": True}
+"""The same conversation with the system message first. It shows whether the template refused the message's position
+or system messages as such."""
+Rendering = Literal["taken", "refused", "untold"]
+"""What the template did with the system message. `untold`: the engine does not tell, or not now."""
+BUSY_STATUSES: Final = frozenset({429, 503})
+"""HTTP statuses of an engine that may answer later."""
+_UNTOLD_STATUSES: Final = BUSY_STATUSES | {401, 403, 404, 405, 501}
+"""HTTP statuses that say nothing about the template: a busy engine, missing permission, or no such path."""
+
+
+def judge_rendering(status: int, text: str) -> Rendering:
+    """Return what the template did with the system message, by the engine's answer to LATE_SYSTEM or LEADING_SYSTEM:
+    its HTTP status and its body. `taken`: the prompt has it. `refused`: the template raised an error, or dropped the
+    message silently. `untold`: the answer does not tell. Never raises. llama-server and our worker answer with the
+    prompt, vLLM with the strings of its tokens."""
+    if status in _UNTOLD_STATUSES:
+        return "untold"
+    if status != 200:
+        return "refused"
+    try:
+        fields = json.loads(text)
+        prompt = fields["prompt"] if "prompt" in fields else "".join(fields["token_strs"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return "untold"
+    if not isinstance(prompt, str):
+        return "untold"
+    return "taken" if _MARK in prompt else "refused"
+
+
+UNHEALTHY_AFTER_S = 30.0
+"""Seconds of silence after which the controller calls itself unhealthy. A Docker Engine restarts in less."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSilence:
+    """A period in which the runtime has not answered. The reconciler keeps it from the first failed observation to the
+    next one that succeeds. Times are Unix times in seconds."""
+
+    since: float
+    """When the first observation failed."""
+    gone_since: float | None
+    """When something was first seen not to listen at the runtime's address, without a break since; None: something
+    listens there, or it is not known."""
+
+    def is_unhealthy(self, now: float) -> bool:
+        """Return whether, at Unix time `now`, the silence has lasted 30 s (`UNHEALTHY_AFTER_S`) or longer, so that the
+        health check must fail."""
+        return now - self.since >= UNHEALTHY_AFTER_S
+
+    def ends_controller(self, now: float, limit_s: float) -> bool:
+        """Return whether the controller should exit, because only its own restart gives it the runtime's new address.
+        True once nothing has listened at the runtime's address for `limit_s` seconds; 0 means never. A runtime that
+        listens but hangs does not count, since it would still hang after a restart of the controller."""
+        return limit_s > 0 and self.gone_since is not None and now - self.gone_since >= limit_s
+
+
+def extend_silence(silence: RuntimeSilence | None, *, is_gone: bool, now: float) -> RuntimeSilence:
+    """Return the silence after one more failed observation at Unix time `now`. `silence` is the one so far; None if the
+    previous observation succeeded. `is_gone`: nothing listens at the runtime's address."""
+    since = now if silence is None else silence.since
+    if not is_gone:
+        return RuntimeSilence(since, None)
+    gone_since = None if silence is None else silence.gone_since
+    return RuntimeSilence(since, now if gone_since is None else gone_since)
+
 
 STALL_S = 120.0
 """Seconds without progress after which a busy engine counts as stalled."""
@@ -43,7 +219,6 @@ class ProbeOutcome:
     progress: float | None = None
     """A metric that grows while the engine works, such as tokens generated; None: unknown."""
     error: str | None = None
-    """Why the probe failed; None: it succeeded."""
     figures: AppliedFigures = field(default_factory=AppliedFigures)
     """Figures of its own configuration that the engine reported this time."""
     system_first: bool | None = None
@@ -182,10 +357,8 @@ def metric_sum(text: str, names: Iterable[str]) -> float | None:
 
 def parse_cache_tokens(text: str, metric: str) -> int | None:
     """Return how many tokens the KV cache of a vLLM server holds, by its Prometheus text; None if the text lacks it.
-
     `metric` names vLLM's info metric about the cache. Each engine of the server has a sample of it, whose labels hold
-    `kv_cache_size_tokens`, or else `num_gpu_blocks` and `block_size` (tokens per block). The result is their sum.
-    """
+    `kv_cache_size_tokens`, or else `num_gpu_blocks` and `block_size` (tokens per block). The result is their sum."""
     total = 0
     for line in text.splitlines():
         if line.startswith(metric + "{"):

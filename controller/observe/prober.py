@@ -1,30 +1,112 @@
-"""Probes the health of engines, one task per replica. `controller.observe.health` decides what the answers mean."""
+"""Probes the health of engines, one task per replica, and follows how far they are with loading.
+`controller.observe.health` decides what it means.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, Protocol
 
 import aiohttp
 
-from common.network.bounded_answer import gather_whole
-from common.network.errors import UnreadableAnswerError
-from controller.engines.base import Probe
-from controller.observe.engine_figures import parse_figures
+from common.network.transport import UnreadableAnswerError, gather_whole
+from controller.engines.base import Engine, Probe
 from controller.observe.health import (
+    BUSY_STATUSES,
+    LATE_SYSTEM,
+    LEADING_SYSTEM,
     ProbedHealth,
     ProbeOutcome,
     apply_outcome,
+    judge_rendering,
     metric_sum,
     parse_cache_tokens,
+    parse_figures,
 )
-from controller.observe.template_probe import BUSY_STATUSES, LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
-from controller.schema.applied_figures import AppliedFigures
+from controller.runtimes.base import RuntimeUnavailableError
+from controller.state import AppliedFigures
 
 log = logging.getLogger(__name__)
+
+
+INTERVAL_S: Final = 1.0
+"""Seconds between two readings of the logs."""
+STEPS: Final = 20
+"""Progress is rounded down to twentieths, since finer steps would wake the reconciler for nothing."""
+
+
+class LogTailSource(Protocol):
+    """The part of a `Runtime` that `LoadProgress` needs."""
+
+    async def read_log_tail(self, name: str, lines: int = 50) -> str:
+        """Return the last log lines of the replica of this name, at most `lines`; empty if there are none. Raises
+        RuntimeUnavailableError."""
+
+
+class LoadProgress:
+    """The load progress of replicas that are starting, by their logs, which a background task reads every `interval_s`
+    seconds. Calls `wake` whenever a fraction changes. A log that cannot be read raises nothing. Call `close` at the
+    end."""
+
+    def __init__(self, logs: LogTailSource, *, wake: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
+        self._logs = logs
+        self._wake = wake
+        self._interval_s = interval_s
+        self._engines: Mapping[str, Engine[Any]] = {}
+        self._fractions: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def fractions(self) -> Mapping[str, float]:
+        """Replica name to loaded fraction, 0 to 1 in steps of 1/20. It never falls. Replicas whose logs have told no
+        progress yet are left out."""
+        return self._fractions
+
+    def track_engines(self, engines: Mapping[str, Engine[Any]]) -> None:
+        """Follow exactly these replicas from now on, and forget the progress of others. `engines` maps the names of
+        starting replicas to backends. Needs a running event loop; returns at once."""
+        self._engines = dict(engines)
+        self._fractions = {name: each for name, each in self._fractions.items() if name in engines}
+        if engines and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name="load progress")
+
+    async def close(self) -> None:
+        """Stop reading logs, and wait for the background task to end. May be called repeatedly."""
+        self._engines = {}
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._engines:
+            has_changed = False
+            for name, engine in tuple(self._engines.items()):
+                has_changed |= await self._read_progress(name, engine)
+            if has_changed:
+                self._wake()
+            await asyncio.sleep(self._interval_s)
+
+    async def _read_progress(self, name: str, engine: Engine[Any]) -> bool:
+        try:
+            reported_fraction = engine.parse_progress(await self._logs.read_log_tail(name))
+        except RuntimeUnavailableError as error:
+            log.debug("how far %s is cannot be read: %s", name, error)
+            return False
+        except Exception:
+            # A log that one backend cannot parse must not end the reading of the others.
+            log.exception("the progress of %s cannot be read", name)
+            return False
+        if reported_fraction is None or name not in self._engines:  # it became ready meanwhile
+            return False
+        fraction = math.floor(max(0.0, min(1.0, reported_fraction)) * STEPS + 1e-9) / STEPS
+        previous_fraction = self._fractions.get(name)
+        self._fractions[name] = fraction if previous_fraction is None else max(previous_fraction, fraction)
+        return self._fractions[name] != previous_fraction
+
 
 STARTING_INTERVAL_S = 0.05
 """Seconds between the first probes of an engine that is starting."""
@@ -47,7 +129,6 @@ class ProbeTarget:
     base_url: str
     probe: Probe
     token: str | None = field(default=None, repr=False)
-    """The engine's bearer token; None: requests carry none."""
     ready_since: float | None = field(default=None, compare=False)
     """Unix time at which an earlier controller saw the engine ready; None: not known. An engine that was ready is not
     asked for a first token again, since that could queue behind the requests that the engine serves."""
@@ -71,10 +152,8 @@ class _TargetState:
 class Prober:
     """Probes all targets again and again, each in a background task, and keeps their health. `interval_s`: seconds
     between two probes of an engine that was ready; `timeout_s`: of one request of a probe. Does not close `session`.
-
     Calls `wake` when the health, the idleness, the preempting state or a model fact of a target changes. A failed probe
-    raises nothing. `clock` returns Unix time in seconds.
-    """
+    raises nothing. `clock` returns Unix time in seconds."""
 
     def __init__(
         self,
@@ -94,11 +173,8 @@ class Prober:
 
     def track_targets(self, targets: Mapping[str, ProbeTarget], kept_names: Collection[str] = ()) -> None:
         """Probe exactly `targets` (by replica name) from now on, and go on probing those named in `kept_names` with the
-        target that they had. Needs a running event loop; returns at once.
-
-        A target that differs from the one tracked under its name, say in its address, starts with fresh health, unless
-        its name is in `kept_names`. The health of targets that are no longer tracked is forgotten.
-        """
+        target that they had. A target that differs from the one tracked under its name starts with fresh health, unless
+        its name is in `kept_names`. Needs a running event loop; returns at once."""
         for name, target_state in list(self._target_states.items()):
             if targets.get(name) != target_state.target and name not in kept_names:
                 target_state.task.cancel()
@@ -128,11 +204,9 @@ class Prober:
 
     def probe_now(self, name: str, *, then_wake: bool = False) -> None:
         """Have one target probed without waiting for its interval, and return at once. Where a probe is running, one
-        more follows it. Does nothing for a name that is not tracked.
-
-        Call it when a gateway could not reach the engine, or when a decision needs to know whether the engine is idle.
-        With `then_wake`, the end of that probe wakes the reconciler even if it finds nothing new.
-        """
+        more follows it. Does nothing for a name that is not tracked. Call it when a gateway could not reach the engine,
+        or when a decision needs to know whether the engine is idle. With `then_wake`, the end of that probe wakes the
+        reconciler even if it finds nothing new."""
         target_state = self._target_states.get(name)
         if target_state is not None:
             target_state.has_waiter |= then_wake
@@ -210,10 +284,8 @@ class Prober:
 
     async def _read_system_first(self, target_state: _TargetState) -> bool | None:
         """Return whether the model's chat template accepts system messages only at the beginning of a conversation.
-
         False also for a template that accepts no system message at all: the engine itself refuses those requests. None
-        if the engine was asked before, or does not answer.
-        """
+        if the engine was asked before, or does not answer."""
         target = target_state.target
         if target_state.has_told_template or target.probe.template_path is None:
             return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from controller.schema.routing import GatewayReport, Stamp
+from contract.routing import GatewayReport, Stamp
 from controller.state import IdleSpan
 
 ARRIVAL_S = 5.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from controller.schema.routing import GatewayProcess, GatewayReport
+from contract.routing import GatewayProcess, GatewayReport
 
 PLACE_KEPT_S = 30.0
 """Seconds after the end of its link for which the place is kept for a gateway of which it is not seen whether it still

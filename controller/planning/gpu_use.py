@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from controller.gpus import Gpu
-from controller.state import HOST, ObservedReplica
+from controller.state import HOST, Gpu, ObservedReplica
 
 UNUSED_MIB: Final = 64
 """A process that holds less MiB of a GPU does not compute there. CUDA's context alone, one for each process, takes 107

@@ -12,16 +12,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from controller.gpus import Gpu, GpuProcess, UnreadGpu
 from controller.planning.actions import WAITING_FOR_ROOM
 from controller.state import (
     HOST,
     DesiredModel,
+    Gpu,
+    GpuProcess,
     ObservedReplica,
     ObservedState,
     OpKind,
     Phase,
     Requirement,
+    UnreadGpu,
 )
 
 RELEASE_S: Final = 60.0

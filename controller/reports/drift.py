@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from contract.admin import DriftItem
 from controller.engines import REPLICA_ENGINES
+from controller.model_status import describe_gap, list_gaps
 from controller.planning.actions import Blocked
-from controller.redaction.patterns import mask_fields
-from controller.redaction.redactor import Redact, redact_words
+from controller.redaction import Redact, mask_fields, redact_words
 from controller.runtimes.base import Rendered
-from controller.schema.admin import DriftItem
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase
-from controller.status.applied_gaps import describe_gap, list_gaps
 
 
 def find_drift(

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from controller.redaction.redactor import Redact
+from contract.admin import Drift, DriftItem
+from controller.model_status import Round
+from controller.redaction import Redact
 from controller.reports.drift import find_drift
 from controller.runtimes.base import Rendered, Runtime, RuntimeUnavailableError, SeenReplica
-from controller.schema.admin import Drift, DriftItem
 from controller.state import DesiredModel, ObservedReplica, Phase
-from controller.status.reconcile_round import Round
 
 AT_A_TIME: Final = 4
 """Concurrent requests to the runtime at most, so that drift detection does not delay more important ones."""
@@ -25,12 +25,9 @@ log = logging.getLogger(__name__)
 
 class DriftDetector:
     """Checks for drift (see `find_drift`), and remembers when it first saw each difference. A controller has one, whose
-    memory ends with it.
-
-    The `since` of an item that neither an edit of the files nor an operator's statement dates is the Unix time of the
-    first check that saw it. `file_since` returns the Unix time of each model's last edit in the files, `clock` the Unix
-    time now.
-    """
+    memory ends with it. The `since` of an item that neither an edit of the files nor an operator's statement dates is
+    the Unix time of the first check that saw it. `file_since` returns the Unix time of each model's last edit in the
+    files, `clock` the Unix time now."""
 
     def __init__(
         self,
@@ -53,11 +50,9 @@ class DriftDetector:
 
     async def check_drift(self, last_round: Round) -> Drift:
         """Compare what ran in a round with what is declared, return all differences, and keep them as `latest`.
-        Concurrent calls run one after another, and each asks the runtime about every replica.
-
-        Raises nothing if the runtime is unavailable: image and arguments of a replica are then compared with the
-        runtime's last answer about it, or not at all if it never gave one.
-        """
+        Concurrent calls run one after another, and each asks the runtime about every replica. Raises nothing if the
+        runtime is unavailable: image and arguments of a replica are then compared with the runtime's last answer about
+        it, or not at all if it never gave one."""
         async with self._check_lock:
             self._rendered = await self._render_replicas(last_round)
             now = self._clock()

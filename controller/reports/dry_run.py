@@ -5,40 +5,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from controller.artifacts.model_roots import ModelRoots
+from contract.admin import DryRun, ModelChange, ProposedFiles
+from contract.declarations import RuntimeDeclaration, RuntimeDeclarations
+from contract.errors import RoundhouseError
+from contract.override import Override, ended_fields, restate_override
+from contract.status import Problem
 from controller.config.debounce import DebouncedState, settled_state
-from controller.config.model_sources import PlacedSource, list_sources
-from controller.config.parse import parse_folder
-from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
+from controller.config.parse import (
+    MAX_FILE_BYTES,
+    SUFFIXES,
+    FolderSnapshot,
+    is_read,
+    merge_order,
+    parse_folder,
+    read_folder,
+)
 from controller.config.runtime_declarations import combine_declarations, list_superseded, put_declaration
-from controller.config.tools import DeclaredTools
-from controller.desired.config_diff import ModelEdit, diff_keys, diff_models, diff_tools
-from controller.desired.request_paths import check_request
+from controller.config.validate import PlacedSource, list_sources
+from controller.desired.differences import ModelEdit, diff_keys, diff_models, diff_tools
+from controller.desired.file_source import DesiredOptions, check_request
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
+from controller.executor import run_preflight
+from controller.model_status import Round
 from controller.planning.actions import Plan
-from controller.reconcile.preflight import run_preflight
-from controller.redaction.redactor import Redact, Redactor
+from controller.redaction import Redact, Redactor
 from controller.reports.views import plan_view
 from controller.runtimes.base import Runtime
-from controller.schema.admin import DryRun, ModelChange, ProposedFiles
-from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
-from controller.schema.errors import RoundhouseError
-from controller.schema.override import Evicted, Override, ended_fields, restate_override
-from controller.schema.status import Problem
 from controller.state import (
     DesiredModel,
     DesiredState,
-    Failure,
     ObservedReplica,
     ObservedState,
     Phase,
     PreflightResult,
-    ReplicaKey,
 )
-from controller.status.reconcile_round import Round
+from controller.state_dir import StoredState
 
 AT_ONCE: Final = 4
 """Concurrent preflights of a dry run at most."""
@@ -59,95 +62,85 @@ class DryRunStage:
     """What is wanted, after operators' overrides and demand are applied to what the files declare."""
 
 
-async def run_dry_run(
-    proposed: ProposedFiles,
-    *,
-    folder: Path,
-    roots: ModelRoots,
-    trusted: frozenset[str] = frozenset(),
-    desired_now: DesiredState,
-    observed: ObservedState,
-    overrides: Mapping[str, Override],
-    loads: Sequence[Override] = (),
-    demand: Mapping[str, float],
-    rested: Mapping[str, Evicted],
-    defaults: Defaults,
-    declared_now: DeclaredState,
-    keys_now: DeclaredState,
-    tools_now: DeclaredTools,
-    declarations: RuntimeDeclarations,
-    find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]],
-    runtime: Runtime,
-    redactor: Redactor,
-    now: float,
-) -> DryRun:
-    """Return what the proposed files would do if they replaced those of the same names in `folder`, together with the
-    proposed declarations at run time and `loads`, statements about models. A proposed content of None removes the file.
-    Nothing is written, started or stopped.
+@dataclass(frozen=True, slots=True)
+class DryRunner:
+    """Makes dry runs. `find_sources` returns, by source, where the files are of those sources that are here; it is
+    called in a thread. `runtime` runs preflights."""
 
-    `declared_now` (models), `keys_now` (API keys) and `tools_now` are what the current files and the runtime
-    `declarations` declare together, `desired_now` is what follows from them with `overrides`, `demand` and `rested`
-    (models that were evicted). `find_sources` returns, by source, where the files are of those sources that are here;
-    it is called in a thread. `roots` must be absolute; `trusted` names the fields that declarations at run time may
-    give any valid value. The runtime runs preflights of the changed models that are wanted, and the plan follows from
-    `observed` and these at `now`, Unix time.
+    options: DesiredOptions
+    find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]]
+    runtime: Runtime
+    redactor: Redactor
 
-    Raises RoundhouseError: `invalid_request` if a name is not that of a desired file, a file is too large or not valid
-    Unicode, or a file to remove does not exist; `declared_in_files` if a file declares a model that is to be declared
-    at run time. Errors in the content of files and declarations do not raise: the result then has `ok` false, lists
-    them, and has no changes and no plan. A failed preflight does not raise either.
-    """
-    contents = _check_contents(proposed)
-    snapshot = await asyncio.to_thread(read_folder, folder)
-    # In a thread, since a large file takes seconds to parse.
-    parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), roots)
-    if not parsed.is_valid:
-        return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
-    files = settled_state(parsed)
-    declarations, problems = await asyncio.to_thread(
-        _propose_declarations, proposed, files, declarations, roots, trusted, now
-    )
-    if problems:
-        return DryRun(ok=False, problems=problems, changes=[], plan=None)
-    superseded = list_superseded(files, declarations)
-    proposed_state = combine_declarations(files, declarations, roots, trusted).state
-    sources = await asyncio.to_thread(find_sources, list_sources(proposed_state.definitions.values()))
-    current_stage = DryRunStage(declared_now, desired_now)
-    stated = {**overrides, **{each.model: each for each in loads}}
-    proposed_stage = DryRunStage(
-        proposed_state.declared_models,
-        _resolve_proposed(current_stage, proposed_state, stated, demand, rested, sources, defaults, now),
-    )
-    changes = compare_stages(current_stage, proposed_stage, observed, overrides)
-    changed_names = dict.fromkeys([*(each.model for each in changes), *(each.model for each in loads)])
-    models = proposed_stage.desired.models
-    changed_models = [models[name] for name in changed_names if name in models]
-    redact = redactor.with_proposed(proposed_state.declared_models)
-    preflights = await _run_preflights(
-        runtime,
-        [model for model in changed_models if model.runs and model.replicas and model.missing_source is None],
-        redact,
-        now,
-    )
-    proposed_round = Round(
-        proposed_stage.desired,
-        replace(
-            observed,
-            preflights={**observed.preflights, **preflights},
-            failures=_without_retries(observed.failures, loads),
-        ),
-        Plan(proposed_stage.desired.generation),
-        (),
-    )
-    return DryRun(
-        ok=True,
-        problems=[],
-        changes=changes,
-        keys=diff_keys(keys_now, proposed_state.declared_keys),
-        tools=diff_tools(tools_now, proposed_state.tools),
-        plan=plan_view(proposed_round, now),
-        superseded=[*superseded["models"], *(f"key {name}" for name in superseded["keys"])],
-    )
+    async def run(
+        self,
+        proposed: ProposedFiles,
+        loads: Sequence[Override],
+        *,
+        current: Round,
+        in_force: DebouncedState,
+        stored: StoredState,
+        now: float,
+    ) -> DryRun:
+        """Return what the proposed files would do if they replaced those of the same names, together with the proposed
+        declarations at run time and `loads`, statements about models. A proposed content of None removes the file.
+        Nothing is written, started or stopped.
+
+        `in_force` is what the current files and the runtime declarations of `stored` declare together; what is desired
+        in `current` follows from it and from `stored`. The runtime runs preflights of the changed models that are
+        wanted, and the plan follows from what is observed in `current` and these at `now`, Unix time.
+
+        Raises RoundhouseError: `invalid_request` if a name is not that of a desired file, a file is too large or not
+        valid Unicode, or a file to remove does not exist; `declared_in_files` if a file declares a model that is to be
+        declared at run time. Errors in the content of files and declarations do not raise: the result then has `ok`
+        false, lists them, and has no changes and no plan. A failed preflight does not raise either.
+        """
+        options, observed = self.options, current.observed
+        contents = _check_contents(proposed)
+        snapshot = await asyncio.to_thread(read_folder, options.folder)
+        # In a thread, since a large file takes seconds to parse.
+        parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), options.roots)
+        if not parsed.is_valid:
+            return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
+        files = settled_state(parsed)
+        declarations, problems = await asyncio.to_thread(
+            _propose_declarations, proposed, files, stored.declarations, options, now
+        )
+        if problems:
+            return DryRun(ok=False, problems=problems, changes=[], plan=None)
+        superseded = list_superseded(files, declarations)
+        proposed_state = combine_declarations(files, declarations, options.roots, options.trusted).state
+        sources = await asyncio.to_thread(self.find_sources, list_sources(proposed_state.definitions.values()))
+        current_stage = DryRunStage(in_force.declared_models, current.desired)
+        stated = stored.model_copy(update={"overrides": {**stored.overrides, **{each.model: each for each in loads}}})
+        proposed_stage = DryRunStage(
+            proposed_state.declared_models,
+            _resolve_proposed(current_stage, proposed_state, stated, sources, options.defaults, now),
+        )
+        changes = compare_stages(current_stage, proposed_stage, observed, stored.overrides)
+        changed_names = dict.fromkeys([*(each.model for each in changes), *(each.model for each in loads)])
+        models = proposed_stage.desired.models
+        changed_models = [models[name] for name in changed_names if name in models]
+        preflights = await _run_preflights(
+            self.runtime,
+            [model for model in changed_models if model.runs and model.replicas and model.missing_source is None],
+            self.redactor.with_proposed(proposed_state.declared_models),
+            now,
+        )
+        # A load tries again at once.
+        loaded = {each.model for each in loads}
+        failures = {key: failure for key, failure in observed.failures.items() if key.model not in loaded}
+        proposed_observed = replace(observed, preflights={**observed.preflights, **preflights}, failures=failures)
+        proposed_plan = Plan(proposed_stage.desired.generation)
+        return DryRun(
+            ok=True,
+            problems=[],
+            changes=changes,
+            keys=diff_keys(in_force.declared_keys, proposed_state.declared_keys),
+            tools=diff_tools(in_force.tools, proposed_state.tools),
+            plan=plan_view(Round(proposed_stage.desired, proposed_observed, proposed_plan, ()), now),
+            superseded=[*superseded["models"], *(f"key {name}" for name in superseded["keys"])],
+        )
 
 
 # The files.
@@ -193,9 +186,7 @@ def _merge_files(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None])
 def _resolve_proposed(
     current_stage: DryRunStage,
     proposed: DebouncedState,
-    overrides: Mapping[str, Override],
-    demand: Mapping[str, float],
-    rested: Mapping[str, Evicted],
+    stored: StoredState,
     sources: Mapping[str, PlacedSource],
     defaults: Defaults,
     now: float,
@@ -213,14 +204,13 @@ def _resolve_proposed(
     ended_names = {
         name for name in declared if restate_override(current_stage.declared.get(name), proposed.declared_models[name])
     }
+    demand = {name: at for name, at in stored.demand.items() if name not in ended_names}
+    rested = {name: eviction for name, eviction in stored.rested.items() if name not in ended_names}
     return resolve_desired(
         declared,
-        overrides,
-        {name: at for name, at in demand.items() if name not in ended_names},
+        stored.model_copy(update={"demand": demand, "rested": rested}),
         defaults,
         generation=current_stage.desired.generation + 1,
-        paused=current_stage.desired.paused,
-        evictions={name: eviction for name, eviction in rested.items() if name not in ended_names},
         sources=sources,
     )
 
@@ -229,8 +219,7 @@ def _propose_declarations(
     proposed: ProposedFiles,
     files: DebouncedState,
     declarations: RuntimeDeclarations,
-    roots: ModelRoots,
-    trusted: frozenset[str],
+    options: DesiredOptions,
     now: float,
 ) -> tuple[RuntimeDeclarations, list[Problem]]:
     """Return the declarations at run time with the proposed ones, and the problems that these have. Blocks on the disk.
@@ -242,15 +231,11 @@ def _propose_declarations(
         declaration = RuntimeDeclaration(fields=fields, declared_at=now, actor="dry run")
         declarations = put_declaration(declarations, "models", name, declaration)
     problems = [
-        each for name in proposed.models for each in check_request(files, declarations, "models", name, roots, trusted)
+        each
+        for name in proposed.models
+        for each in check_request(files, declarations, "models", name, options.roots, options.trusted)
     ]
     return declarations, problems
-
-
-def _without_retries(failures: Mapping[ReplicaKey, Failure], loads: Sequence[Override]) -> dict[ReplicaKey, Failure]:
-    """Return the failures without those of loaded models: a load tries again at once."""
-    loaded = {each.model for each in loads}
-    return {key: failure for key, failure in failures.items() if key.model not in loaded}
 
 
 # The differences. Pure.
@@ -274,24 +259,23 @@ def _model_change(
     observed: ObservedState,
     override: Override | None,
 ) -> ModelChange:
-    current_model, proposed_model = (
-        current_stage.desired.models.get(edit.model),
-        proposed_stage.desired.models.get(edit.model),
-    )
-    alive_replicas = [replica for replica in observed.replicas if replica.id.model == edit.model and _stays(replica)]
+    current_model = current_stage.desired.models.get(edit.model)
+    proposed_model = proposed_stage.desired.models.get(edit.model)
+    alive_replicas = [
+        each
+        for each in observed.replicas
+        if each.id.model == edit.model and each.phase is not Phase.EXITED and each.draining is None
+    ]
     restarts = _restarted_names(current_model, proposed_model, alive_replicas)
+    standing = _surviving_override(override, current_stage)
     return ModelChange(
         model=edit.model,
         change=edit.change,
         fields=list(edit.fields),
         effect=_effect(current_model, proposed_model, alive_replicas, restarts),
         restarts=restarts,
-        ends=_ended_fields(_surviving_override(override, current_stage), _surviving_override(override, proposed_stage)),
+        ends=ended_fields(standing, _surviving_override(override, proposed_stage)) if standing is not None else [],
     )
-
-
-def _stays(replica: ObservedReplica) -> bool:
-    return replica.phase is not Phase.EXITED and replica.draining is None
 
 
 def _engine_count(model: DesiredModel | None) -> int:
@@ -347,10 +331,6 @@ def _surviving_override(override: Override | None, stage: DryRunStage) -> Overri
     return surviving_override(
         override, stage.desired.models[override.model].declared_definition, stage.declared[override.model]
     )
-
-
-def _ended_fields(current_override: Override | None, proposed_override: Override | None) -> list[str]:
-    return ended_fields(current_override, proposed_override) if current_override is not None else []
 
 
 # The first steps.

@@ -1,76 +1,82 @@
-"""Converts rounds into the answers of the admin API. Pure."""
+"""Answers of the admin API, made from rounds and the gateways' reports. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from controller import __version__
-from controller.gpus import Gpu
-from controller.planning.actions import Action, Start
-from controller.planning.plan import plan
-from controller.schema.keys import Key
-from controller.schema.status import (
+from pydantic import JsonValue
+
+from contract.admin import CommandLines, GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
+from contract.desired import Definition
+from contract.keys import Key
+from contract.routing import PrefillTokens
+from contract.status import (
     ActionView,
     BlockedView,
     ControllerStatus,
     GpuProcessView,
     GpuStatus,
+    ModelState,
+    ModelStatus,
     PlanView,
-    Problem,
     UnreadGpuStatus,
 )
-from controller.state import ObservedState, Phase, PreflightResult
-from controller.status.reconcile_round import Round
+from controller.engines import REPLICA_ENGINES
+from controller.engines.options import list_constraints
+from controller.memory_estimator import Estimate, estimate_replicas
+from controller.model_status import Round
+from controller.planning.actions import Action, Start
+from controller.planning.draining import (
+    GatewayView,
+    count_inflight,
+    counts_unknown_since,
+    present_gateways,
+    proves_idle,
+)
+from controller.planning.model_traffic import joint_idle_span
+from controller.planning.plan import plan
+from controller.redaction import Redact, mask_fields, redact_words
+from controller.state import DesiredModel, Gpu, IdleSpan, ObservedReplica, ObservedState, Phase, PreflightResult
+
+
+def list_command_lines(replicas: Iterable[ObservedReplica], redact: Redact) -> CommandLines:
+    """Return the command line of each model's newest running engine, with its secrets masked by `redact`. A model
+    without a running engine, or whose engine has no known command line, is left out."""
+    newest = {
+        replica.id.model: replica
+        for replica in sorted(replicas, key=lambda each: each.created_at)
+        if replica.phase is Phase.RUNNING and replica.argv
+    }
+    return CommandLines(models={name: _redacted(newest[name], redact) for name in sorted(newest)})
+
+
+def _redacted(replica: ObservedReplica, redact: Redact) -> list[str]:
+    return redact_words(replica.argv, lambda word: redact(replica.id.model, word, replica.name))
 
 
 def status_view(
-    last_round: Round | None,
-    *,
-    instance: str,
-    runtime: str,
-    problems: list[Problem],
-    error: str | None,
-    gateways: list[str],
-    gateway_addresses: list[str],
-    refused_gateways: Sequence[str],
-    keys: Sequence[Key],
-    now: float,
-    unsaved: list[str],
+    status: ControllerStatus, last_round: Round | None, keys: Collection[Key], now: float
 ) -> ControllerStatus:
-    """Return what `roundhouse status` shows at Unix time `now`.
-
-    `last_round` None: no round was complete yet, so the result has the defaults for models, GPUs and what else is
-    observed. `problems` are those of the desired files, `error` is why the last observation failed (None: it did not),
-    `gateways` are the ids of the connected gateways, `refused_gateways` says why others are refused, `keys` are the API
-    keys that gateways check, expired ones included, and `unsaved` names what could not be written to the state folder.
-    """
+    """Return `status` with what a round knows, as `roundhouse status` shows it at Unix time `now`: the desired state,
+    models, GPUs (None: no round was complete yet), and the names of the API keys that gateways check (`keys`, expired
+    ones included)."""
     expired_keys = sorted(key.name for key in keys if key.expires_at is not None and key.expires_at <= now)
-    status = ControllerStatus(
-        instance=instance,
-        version=__version__,
-        runtime=runtime,
-        generation=last_round.desired.generation if last_round else 0,
-        observation_error=error,
-        desired_problems=problems,
-        gateways=gateways,
-        gateway_addresses=gateway_addresses,
-        refused_gateways=list(refused_gateways),
-        keys=sorted(key.name for key in keys if key.name not in expired_keys),
-        expired_keys=expired_keys,
-        unsaved=unsaved,
-    )
-    if last_round is None:
-        return status
-    return status.model_copy(
-        update={
+    known: dict[str, Any] = {
+        "keys": sorted(key.name for key in keys if key.name not in expired_keys),
+        "expired_keys": expired_keys,
+    }
+    if last_round is not None:
+        known |= {
+            "generation": last_round.desired.generation,
             "paused": last_round.desired.paused,
             "observed_at": last_round.observed.at,
             "models": list(last_round.statuses),
             "gpus": gpu_statuses(last_round.observed),
             "unread_gpus": unread_gpu_statuses(last_round.observed),
         }
-    )
+    return status.model_copy(update=known)
 
 
 def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
@@ -136,11 +142,9 @@ def _processes(gpu: Gpu) -> list[GpuProcessView] | None:
 
 def plan_view(last_round: Round, now: float) -> PlanView:
     """Return what `roundhouse plan` shows: the actions that a plan made at `now`, Unix time, has for the last round's
-    observation, thus without those that the round issued. Nothing is carried out.
-
-    A definition whose preflight has not failed counts as startable. Otherwise the preflight would be the only visible
-    action after an edit. While the controller is paused, the actions are what it would do.
-    """
+    observation, thus without those that the round issued. Nothing is carried out. A definition whose preflight has not
+    failed counts as startable. Otherwise the preflight would be the only visible action after an edit. While the
+    controller is paused, the actions are what it would do."""
     model_keys = [
         (model.name, model.spec_hash) for model in last_round.desired.models.values() if model.runs and model.replicas
     ]
@@ -159,3 +163,166 @@ def plan_view(last_round: Round, now: float) -> PlanView:
 def _action(action: Action) -> ActionView:
     replica = f"{action.id.model}/{action.id.index}" if isinstance(action, Start) else getattr(action, "name", None)
     return ActionView(kind=action.kind, model=action.model, replica=replica, reason=action.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Counts of running and queued requests, from the gateways' reports at Unix time `now`. `gateways` are all that may
+    hold requests, lost ones included."""
+
+    gateways: tuple[GatewayView, ...]
+    now: float
+    idle_spans: Mapping[str, IdleSpan] = field(default_factory=dict)
+    """Replica name to the time for which its engine has reported that it is idle. Absent means that it has not."""
+
+    def count_inside(self, replicas: Iterable[str]) -> int | None:
+        """Return the number of running requests of these replicas, named by `replicas`; 0 for none. None means unknown:
+        a gateway is lost or there is none, and the probes of at least one of these replicas do not prove that it has
+        been idle since (`planning.draining.proves_idle`)."""
+        counts = [count_inflight(name, self.gateways, self.now, self.idle_spans.get(name)) for name in replicas]
+        return sum(count for count in counts if count is not None) if None not in counts else None
+
+    def count_queued(self, model: str, replicas: Sequence[str]) -> int | None:
+        """Return the number of requests that wait for a model. `replicas` names all replicas of the model. None means
+        unknown, as in `count_inside`, of any of the replicas."""
+        unknown_since = counts_unknown_since(self.gateways, self.now)
+        idle_span = joint_idle_span(map(self.idle_spans.get, replicas))
+        if unknown_since is not None and not proves_idle(idle_span, unknown_since):
+            return None
+        views = present_gateways(self.gateways, self.now)
+        return sum(view.report.queued.get(model, 0) for view in views if view.lost_at is None)
+
+    def sum_prefill(self, model: str) -> PrefillTokens:
+        """Return how far engines are in reading prompts of a model: requests, tokens processed and tokens in total,
+        summed over the requests whose clients asked for that progress. All are 0 where there is none. Requests at lost
+        gateways are left out."""
+        views = present_gateways(self.gateways, self.now)
+        prefills = [view.report.prefill.get(model) for view in views if view.lost_at is None]
+        total = PrefillTokens()
+        for prefill in prefills:
+            if prefill is not None:
+                total = total.add_request(prefill.processed, prefill.total, prefill.requests)
+        return total
+
+    def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
+        """Return the requests that are still running in draining replicas, oldest first. `replicas` are the replicas'
+        names. Requests at lost gateways are those of their last reports."""
+        names = list(replicas)
+        holders = [
+            HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
+            for view in present_gateways(self.gateways, self.now)
+            for name in names
+            for request, since in view.report.leaving.get(name, {}).items()
+        ]
+        return sorted(holders, key=lambda each: each.since)
+
+
+def configured_row(want: DesiredModel) -> ModelConfigured:
+    """Return the part of a model's row that only an edit or a load changes, with secrets masked."""
+    engine, declared_definition = REPLICA_ENGINES[want.backend], want.declared_definition
+    return ModelConfigured(
+        name=want.name,
+        resolved_backend=want.backend,
+        configured_enabled=declared_definition.enabled,
+        replica_max=declared_definition.replica_max or declared_definition.replicas,
+        configured_target_inflight=engine.configured_inflight(want.definition),
+        effective_target_inflight=engine.target_inflight(want.definition),
+        load_constraints=list_constraints(engine.load_fields),
+        load_recommendations=dict(engine.load_recommendations),
+        capabilities=engine.derive_capabilities(want.definition),
+        definition=shown_definition(declared_definition),
+        aliases=list(declared_definition.aliases),
+        declared_by="runtime" if want.is_runtime_declared else "files",
+    )
+
+
+def live_row(
+    want: DesiredModel,
+    status: ModelStatus,
+    traffic: Traffic,
+    replica_estimate: Estimate | None,
+    observed_mib: int | None = None,
+    gpu_mib: int | None = None,
+) -> ModelLive:
+    """Return the part of a model's row that changes while the model runs, with secrets masked. `status` is that of the
+    same model. `replica_estimate` is the estimated memory of one replica, `observed_mib` the most MiB of GPU memory
+    that one replica was seen to use, `gpu_mib` the total MiB of the largest GPU that a replica may use. None means
+    unknown. The figures of the row are for all replicas that are wanted, or declared while none is wanted."""
+    replicas = want.replicas or want.declared_definition.replicas
+    replica_names = [each.name for each in status.replicas] if want.runs else [want.name]
+    ready_names = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else replica_names
+    total, count, source = estimate_replicas(
+        replica_estimate, replicas, declared_mib=_declared_mib(want), observed_mib=observed_mib, gpu_mib=gpu_mib
+    )
+    prefill = traffic.sum_prefill(want.name)
+    return ModelLive(
+        runtime_state=status.state,
+        is_loaded=status.state is ModelState.LOADED,
+        replicas=replicas,
+        loaded_replicas=status.loaded_replicas,
+        inflight_requests=traffic.count_inside(replica_names),
+        queue_depth=traffic.count_queued(want.name, replica_names),
+        runtime_inflight=traffic.count_inside(ready_names),
+        last_error=status.last_error,
+        exit_code=status.exit_code,
+        vram_estimate_mib=total,
+        vram_estimate_replica_count=count,
+        vram_estimate_source=source,
+        vram_observed_mib=None if observed_mib is None else observed_mib * replicas,
+        drift=status.drift,
+        vram_warning=status.vram_warning,
+        load_override=mask_fields(want.params) if want.replicas else {},
+        statement=status.statement,
+        retry_at=status.retry_at,
+        load_progress=status.progress,
+        prefill_requests=prefill.requests,
+        prefill_progress=prefill.processed / prefill.total if prefill.total else None,
+        blocked=status.blocked,
+        held_by=traffic.requests_holding(replica_names) if status.state is ModelState.UNLOADING else [],
+        replica_details=status.replicas,
+    )
+
+
+def _declared_mib(want: DesiredModel) -> int | None:
+    """Return the declared MiB of one replica on all its GPUs; None: not declared."""
+    return want.vram_mib * max(1, want.gpu_count) if want.vram_mib is not None else None
+
+
+def shown_definition(definition: Definition) -> dict[str, JsonValue]:
+    """Return every field of the definition as JSON values, with secrets masked."""
+    fields: dict[str, Any] = definition.model_dump(mode="json")
+    return mask_fields(fields)
+
+
+def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
+    """Return the entry of a model in the GPU memory view. `model` is the live part of its row."""
+    engine = REPLICA_ENGINES[want.backend]
+    return GpuModel(
+        name=want.name,
+        runtime_state=model.runtime_state,
+        is_loaded=model.is_loaded,
+        configured_target_inflight=engine.configured_inflight(want.definition),
+        effective_target_inflight=engine.target_inflight(want.definition),
+        vram_estimate_mib=model.vram_estimate_mib,
+        vram_estimate_replica_count=model.vram_estimate_replica_count,
+        vram_estimate_source=model.vram_estimate_source,
+        vram_observed_mib=model.vram_observed_mib,
+        vram_warning=model.vram_warning,
+    )
+
+
+def gpu_memory(gpu: GpuStatus) -> GpuMemory:
+    """Return the entry of a GPU in the GPU memory view; sizes are in MiB."""
+    return GpuMemory(
+        index=gpu.index,
+        name=gpu.name,
+        used_mib=gpu.used_mib,
+        total_mib=gpu.total_mib,
+        used_over_total=f"{gpu.used_mib}MiB / {gpu.total_mib}MiB",
+        uuid=gpu.uuid,
+        claimed_mib=gpu.claimed_mib,
+        utilization_percent=gpu.utilization_percent,
+        processes=gpu.processes,
+        mig=gpu.mig,
+        is_unified=gpu.is_unified,
+    )

@@ -1,6 +1,5 @@
 """Where replicas run: `base` declares the protocol `Runtime`, `docker` and `process` implement it. The only package
-that starts, signals or stops engines. `nvml` reads the host's GPUs, `gpu_owners` attributes their processes to
-replicas.
+that starts, signals or stops engines. `nvml` reads the host's GPUs.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ log = logging.getLogger(__name__)
 
 async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
     """Create the runtime that `settings.runtime` names: `docker`, `process`, or `auto`, which is docker if a Docker
-    Engine answers, else process. The caller must close the runtime. `instance` is this installation's id.
-
-    Raises RuntimeUnavailableError if docker is named and does not answer or cannot be used. With `auto`, the reason is
-    only logged. Raises OSError if a folder of the process runtime cannot be made.
-    """
+    Engine answers, else process. The caller must close the runtime. `instance` is this installation's id. Raises
+    RuntimeUnavailableError if docker is named and does not answer or cannot be used. With `auto`, the reason is only
+    logged. Raises OSError if a folder of the process runtime cannot be made."""
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
-        from controller.runtimes.docker.runtime import open_docker
+        from controller.runtimes.docker.runtime import DockerOptions, open_docker
 
         try:
-            return await open_docker(
+            options = DockerOptions(
                 instance=instance,
                 models=settings.models.absolute(),
                 state=settings.state.absolute(),
@@ -33,6 +30,7 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
                 engines_network=settings.engines_network,
                 log_mib=settings.engine_log_mib,
             )
+            return await open_docker(options)
         except RuntimeUnavailableError as error:
             if settings.runtime == "docker":
                 raise

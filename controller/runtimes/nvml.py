@@ -23,7 +23,7 @@ from typing import Any, Final
 import psutil
 import pynvml
 
-from controller.gpus import Gpu, GpuDriver, GpuProcess, UnreadGpu
+from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 
 LINE_BYTES: Final = 8192
 """Characters up to which a reading is printed with its processes. Docker's log splits lines longer than 16 KiB."""
@@ -109,12 +109,9 @@ def sees_host_pids() -> bool:
 
 class NvmlReader:
     """Reads the host's GPUs through NVML, which stays open between readings that succeed. `read_gpus` blocks; any
-    thread may call it, and a lock lets one reading run at a time while the others wait.
-
-    The attributes and `reason` tell of the last reading, whichever thread made it. The reader remembers whether a
-    reading ever succeeded: from then on, a missing driver means that the GPUs are unknown, not that there are none.
-    Call `close` at the end.
-    """
+    thread may call it, and a lock lets one reading run at a time while the others wait. The attributes and `reason`
+    tell of the last reading, whichever thread made it. The reader remembers whether a reading ever succeeded: from then
+    on, a missing driver means that the GPUs are unknown, not that there are none. Call `close` at the end."""
 
     def __init__(
         self,
@@ -401,11 +398,8 @@ class Reading:
     """The GPUs that the reading left out because they cannot be read."""
 
     def to_line(self) -> str:
-        """Return the reading as one line of JSON, without a newline.
-
-        If the line would be longer than 8,192 bytes (`LINE_BYTES`), the GPUs' processes are left out of it (null:
-        unknown), which may still leave more than that.
-        """
+        """Return the reading as one line of JSON, without a newline. If the line would be longer than 8,192 bytes
+        (`LINE_BYTES`), the GPUs' processes are left out of it (null: unknown), which may still leave more than that."""
         line = json.dumps(asdict(self), separators=(",", ":"))
         if len(line) <= LINE_BYTES or self.gpus is None:
             return line
@@ -414,10 +408,8 @@ class Reading:
 
     @classmethod
     def from_line(cls, line: str) -> Reading:
-        """Parse a line that `to_line` returned. Unknown fields of another version are ignored.
-
-        Raises ValueError if the line is not a reading.
-        """
+        """Parse a line that `to_line` returned. Unknown fields of another version are ignored. Raises ValueError if the
+        line is not a reading."""
         try:
             content = json.loads(line)
             gpus = None if content["gpus"] is None else tuple(_gpu_of(each) for each in content["gpus"])
@@ -453,10 +445,8 @@ def _name_of(pid: int) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one reading as a line of JSON, or with `--interval` one every S seconds until stdout is closed or SIGTERM
-    arrives. Returns the exit code, which is 0 also if no GPU can be read.
-
-    `argv` None: the program's arguments. Raises SystemExit for invalid arguments, and sets a handler for SIGTERM.
-    """
+    arrives. Returns the exit code, which is 0 also if no GPU can be read. `argv` None: the program's arguments. Raises
+    SystemExit for invalid arguments, and sets a handler for SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m controller.runtimes.nvml", description="Read the host's GPUs.")
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between readings; default: read once")
     interval = parser.parse_args(argv).interval

@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint, ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
 from gateway.admission.circuit_breaker import CircuitBreaker
-from gateway.admission.model_queue import ModelQueue
-from gateway.admission.replica_slots import ReplicaSlots
-from gateway.admission.retry_state import MAX_BREAKS, NO_RETRIES, RetryState
-from gateway.admission.ticket import Grant, Queue, QueuePlace, Slots, Ticket
+from gateway.admission.fair_queue import ModelQueue
+from gateway.admission.ticket import MAX_BREAKS, NO_RETRIES, Grant, QueuePlace, ReplicaSlots, RetryState, Ticket
 from gateway.admission.token_pool import NEVER
 from gateway.routing.table import Routes
-
-__all__ = ["Admission", "Grant", "QueuePlace", "Ticket"]
 
 _NOBODY: Final[Sequence[Grant]] = ()
 
@@ -59,7 +55,7 @@ class Admission:
         for route in routes.models.values():
             queue = self._queues.setdefault(route.name, ModelQueue(route.name, self.depths))
             queue.apply_route(
-                route, [self._route_replica(endpoint, queue) for endpoint in route.endpoints], self._queue_limit
+                route, [self._route_replica(endpoint, route.name) for endpoint in route.endpoints], self._queue_limit
             )
         for queue in self._queues.values():
             if queue.model not in routes.models:
@@ -70,8 +66,8 @@ class Admission:
             self._forget_if_empty(queue)
         return self.admit_trials(now)
 
-    def admit_ticket(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
-        """Admit or queue a new request. `route`: its model in the table in force. `now`: monotonic seconds.
+    def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
+        """Admit or queue a new request. `now`: monotonic seconds.
 
         Returns the endpoint whose slot the ticket now holds; None means queued, and a later `Grant` holds the endpoint
         or an error. Call `release_ticket` once either way. Sets `ticket.place`.
@@ -83,8 +79,7 @@ class Admission:
             AssertionError: the ticket is not new.
         """
         assert ticket.state == "new"
-        ticket.queue = queue = self._queues[route.name]
-        return queue.admit_ticket(ticket, now)
+        return self._queues[ticket.model].admit_ticket(ticket, now)
 
     def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
         """Give back the ticket's slots, or remove it from the queue.
@@ -98,14 +93,14 @@ class Admission:
         state = ticket.state
         if state == "inside":
             ticket.state = "gone"
-            queue = ticket.queue
+            queue = self._queues[ticket.model]
             queue.release_ticket(ticket, now)
             if not ticket.replica.is_routed:
                 self._forget_if_gone(ticket.replica)
                 self._forget_if_empty(queue)
             return queue.serve_queue(now) if queue.fair_queue.waiting_count else _NOBODY
         if state == "waiting":
-            queue = ticket.queue
+            queue = self._queues[ticket.model]
             queue.drop_ticket(ticket)
             self._forget_if_empty(queue)
             if ticket.blocked_at is not None and queue.fair_queue.waiting_count:
@@ -128,7 +123,7 @@ class Admission:
             AssertionError: the ticket is not inside a replica.
         """
         assert ticket.state == "inside"
-        queue, replica = ticket.queue, ticket.replica
+        queue, replica = self._queues[ticket.model], ticket.replica
         retries, name = ticket.retries, replica.endpoint.replica
         ticket.retries = retries.after_refusal(name) if is_refused else retries.after_break(name)
         if ticket.retries.break_count >= MAX_BREAKS or (
@@ -190,7 +185,7 @@ class Admission:
         replica. `answer_tokens`: of all answers to the request together.
         """
         if ticket.claim is not None and ticket.replica.token_pool is not None:
-            ticket.queue.token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
+            self._queues[ticket.model].token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
 
     def record_prompt(self, ticket: Ticket, tokens: int, seconds: float) -> None:
         """Record that the engine took `seconds` from the request to the first token of a session's turn, to learn its
@@ -199,7 +194,7 @@ class Admission:
         `ticket`: that of the turn, still inside. `tokens`: tokens of its prompt that were not cached; samples of fewer
         than 128 are ignored.
         """
-        ticket.queue.sessions.prefill_pace.record_prompt(tokens, seconds)
+        self._queues[ticket.model].sessions.prefill_pace.record_prompt(tokens, seconds)
 
     def record_overrun(self, ticket: Ticket, now: float) -> None:
         """Raise the token estimates of the ticket's model, because the engine reported a full KV cache.
@@ -207,10 +202,10 @@ class Admission:
         Call while `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one. `now`: monotonic
         seconds.
         """
-        ticket.queue.token_estimator.record_overrun(now)
+        self._queues[ticket.model].token_estimator.record_overrun(now)
 
     def _requeue(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:
-        queue, replica = ticket.queue, ticket.replica
+        queue, replica = self._queues[ticket.model], ticket.replica
         queue.release_ticket(ticket, now)
         queue.requeue_ticket(ticket)
         self._forget_if_gone(replica)
@@ -257,8 +252,9 @@ class Admission:
         if slots.breaker is None:
             slots.breaker = CircuitBreaker()
         slots.breaker.record_failure(now)
-        slots.queue.update_broken_count()
-        return slots.queue.serve_queue(now)
+        queue = self._queues[slots.model]
+        queue.update_broken_count()
+        return queue.serve_queue(now)
 
     def record_answer(self, replica: str, now: float) -> Sequence[Grant]:
         """Close the circuit breaker of `replica`, which has begun an answer of any status, and forget its failures.
@@ -271,8 +267,9 @@ class Admission:
         if slots is None or slots.breaker is None:
             return _NOBODY
         slots.breaker = None
-        slots.queue.update_broken_count()
-        return slots.queue.serve_queue(now)
+        queue = self._queues[slots.model]
+        queue.update_broken_count()
+        return queue.serve_queue(now)
 
     def list_open_circuits(self) -> list[str]:
         """Return the names of the replicas whose circuit breaker is open, so that they take no requests but trials;
@@ -325,7 +322,9 @@ class Admission:
 
     def _describe_queue(self, queue: ModelQueue) -> str:
         parts = [_describe_replica(replica, queue.target) for replica in queue.replicas]
-        leaving_replicas = (each for each in self._replicas.values() if each.queue is queue and not each.is_routed)
+        leaving_replicas = (
+            each for each in self._replicas.values() if each.model == queue.model and not each.is_routed
+        )
         parts += [_describe_replica(replica, queue.target) for replica in leaving_replicas]
         waiting_text = " ".join(
             f"{tenant} {count}" for tenant, count in sorted(queue.fair_queue.waiting_by_tenant().items())
@@ -334,20 +333,19 @@ class Admission:
             parts.append(f"waiting {waiting_text}")
         return f"{queue.model}: {', '.join(parts)}" if parts else queue.model
 
-    def _route_replica(self, endpoint: Endpoint, queue: ModelQueue) -> ReplicaSlots:
+    def _route_replica(self, endpoint: Endpoint, model: str) -> ReplicaSlots:
         replica = self._replicas.get(endpoint.replica)
         if replica is None:
-            replica = self._replicas[endpoint.replica] = ReplicaSlots(endpoint, queue)
+            replica = self._replicas[endpoint.replica] = ReplicaSlots(endpoint, model)
         replica.apply_endpoint(endpoint)
-        replica.queue = queue
         replica.is_routed = True
         return replica
 
-    def _forget_if_gone(self, replica: Slots) -> None:
+    def _forget_if_gone(self, replica: ReplicaSlots) -> None:
         if not replica.is_routed and not replica.inflight:
             self._replicas.pop(replica.endpoint.replica, None)
 
-    def _forget_if_empty(self, queue: Queue) -> None:
+    def _forget_if_empty(self, queue: ModelQueue) -> None:
         if not queue.is_routed and not queue.inflight and not queue.fair_queue.waiting_count:
             self._queues.pop(queue.model, None)
 

@@ -17,7 +17,7 @@ _PROMPT_MORE: Final = 64
 class AnswerPace:
     """Weighted means over about the last ten answers of one model: seconds, prompt tokens, completion tokens.
 
-    Predicts how long an answer takes, so that the gateway gathers only long ones from a stream (`gathering`).
+    Predicts how long an answer takes, so that the gateway gathers only long ones from a stream (`engine_stage`).
     """
 
     __slots__ = ("_answers", "_completion_tokens", "_prompt_tokens", "_seconds")

@@ -1,109 +1,51 @@
-"""Types that admission and its callers exchange: a request's `Ticket`, its `QueuePlace` and its `Grant`. Pure."""
+"""A request in admission: what it asks for and holds, and which replicas it has tried. With it, the replica whose
+slots, KV cache tokens and places for sessions it holds, and its tenant's account with the model. Pure: `now` is
+monotonic seconds.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
 from gateway.admission.circuit_breaker import CircuitBreaker
-from gateway.admission.retry_state import NO_RETRIES, RetryState
-from gateway.admission.token_estimator import TokenEstimator
+from gateway.admission.engine_slots import EngineSlots
 from gateway.admission.token_pool import TokenClaim, TokenPool
-from gateway.sessions.replica_sessions import SessionClaim
+from gateway.sessions import ReplicaSessions, Session, SessionClaim
 
-if TYPE_CHECKING:
-    from gateway.admission.model_sessions import ModelSessions
-    from gateway.admission.session_placement import SessionPlacement
-
-_RANKS: Final = 3
+MAX_BREAKS: Final = 2
+"""Broken connections after which a request is not retried: one that crashes engines must not crash all of them."""
 
 
-class Slots(Protocol):
-    """The replica that a ticket is inside: what the ticket's users may read of it, and `release`.
+@dataclass(frozen=True, slots=True)
+class RetryState:
+    """Names of the replicas at which one request has failed before its first byte. Immutable; `NO_RETRIES` is empty.
 
-    Implemented by `replica_slots.ReplicaSlots`, which describes the attributes.
+    Replicas that refused the connection are not tried again; those that broke it are, once no other replica is left.
     """
 
-    endpoint: Endpoint
-    inflight: int
-    slots_taken: int
-    token_pool: TokenPool | None
-    is_routed: bool
-    breaker: CircuitBreaker | None
-    placement: SessionPlacement | None
+    refused_replicas: frozenset[str] = frozenset()
+    """Replicas that refused the connection, so that the request never reached them. They are not tried again."""
+    broken_replicas: frozenset[str] = frozenset()
+    """Replicas that accepted the request and closed the connection without an answer: a stale connection, or an engine
+    that died. They are tried once more when no other is left."""
+    break_count: int = 0
+    """Number of broken connections; more than `broken_replicas` has names if one replica broke several."""
 
-    def release(self, ticket: Ticket) -> None:
-        """Give back the slots and KV cache tokens of `ticket`; a second call would give back the slots again.
+    def after_refusal(self, replica: str) -> RetryState:
+        """Return a new state to which `replica` is added as one that refused the connection."""
+        return replace(self, refused_replicas=self.refused_replicas | {replica})
 
-        Call once for a ticket that is inside this replica. `ModelQueue.release_ticket` does so.
-        """
-
-
-class QueueLength(Protocol):
-    """The number of tickets that wait for a model. Implemented by `fair_queue.FairQueue`."""
-
-    waiting_count: int
+    def after_break(self, replica: str) -> RetryState:
+        """Return a new state to which `replica` is added as one that closed the connection without an answer."""
+        return replace(self, broken_replicas=self.broken_replicas | {replica}, break_count=self.break_count + 1)
 
 
-class Queue(Protocol):
-    """The replicas and the waiting tickets of one model, as `Ticket.queue` refers to them.
-
-    Implemented by `model_queue.ModelQueue`, which describes the attributes. Used by `Admission` only.
-    """
-
-    model: str
-    inflight: int
-    is_routed: bool
-    is_loaded: bool
-    token_estimator: TokenEstimator
-    sessions: ModelSessions
-
-    @property
-    def fair_queue(self) -> QueueLength:
-        """The queue of the model's waiting tickets; this protocol gives only their number (`waiting_count`)."""
-
-    def update_broken_count(self) -> None:
-        """Bring the number of replicas with an open circuit breaker up to date; `serve_queue` uses it.
-
-        Call after a breaker opened or was discarded.
-        """
-
-    def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slots and KV cache tokens of a ticket that is inside, end its turn of a session and its trial
-        of a circuit breaker, and settle its tenant's charge. `now`: monotonic seconds.
-
-        The caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait.
-        """
-
-    def requeue_ticket(self, ticket: Ticket) -> None:
-        """Queue a ticket again after `release_ticket`, in front of its tenant's others, and set its state to `waiting`.
-
-        The limit of the queue does not apply.
-        """
-
-    def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket waits no more."""
-
-    def serve_queue(self, now: float) -> list[Grant]:
-        """Admit every waiting ticket that can enter at `now` (monotonic seconds); see `ModelQueue.serve_queue`.
-
-        Returns the grants. The caller must pass each one to its ticket's owner, or release the ticket.
-        """
-
-    def replicas_left(self, retries: RetryState, now: float) -> Sequence[Slots]:
-        """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
-
-        Empty if none is left. `now`: monotonic seconds.
-        """
-
-    def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Return, and do not raise, the `engine_unreachable` error that says why no replica is left to try.
-
-        `now`: monotonic seconds.
-        """
+NO_RETRIES: Final = RetryState()
 
 
 class QueuePlace(NamedTuple):
@@ -127,8 +69,8 @@ class Ticket:
     """One request's claim to slots of a replica. Created by the caller of `Admission`, and used for one request only.
 
     Its state goes from `new` to `waiting` or `inside`, possibly between these two several times, and ends as `gone`.
-    Except for `is_refused` and `goes_on`, attributes that the constructor does not take are set by admission, which
-    also sets `rank` to 0 when it queues the ticket again after an attempt.
+    The owner sets `is_refused` and `goes_on`, and adds to `retries`. Other attributes that the constructor does not
+    take are set by admission, which also sets `rank` to 0 when it queues the ticket again after an attempt.
     """
 
     __slots__ = (
@@ -145,7 +87,6 @@ class Ticket:
         "owner",
         "place",
         "prefix",
-        "queue",
         "rank",
         "replica",
         "retries",
@@ -157,11 +98,9 @@ class Ticket:
     )
 
     state: Literal["new", "waiting", "inside", "gone"]
-    queue: Queue
-    """The model's queue. Set by `Admission.admit_ticket`."""
     account: TenantAccount
     """The tenant's account with the model. Set when the ticket is queued or enters."""
-    replica: Slots
+    replica: ReplicaSlots
     """The replica that the ticket is inside, or was last. Set when it enters, as are the three below."""
     expected_s: float
     """Seconds that its tenant was charged in advance."""
@@ -224,11 +163,232 @@ class Ticket:
         return f"Ticket({self.tenant} {self.model}, {self.state})"
 
 
+class SessionTerms(NamedTuple):
+    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`."""
+
+    capacity: int
+    """Maximum number of sessions that a replica keeps."""
+    slot_count: int | None
+    """Number of slots of the engine, if requests name their slot; None: they do not."""
+    binds_sampling: bool
+    """Whether a turn with other sampling fields than the turn before finds no cache and is `rebuilt`."""
+
+    @classmethod
+    def of(cls, route: ModelRoute) -> SessionTerms | None:
+        """Return the terms of sessions for the model of `route`; None: its replicas keep no sessions."""
+        if not route.session_cache:
+            return None
+        slot_count = route.target_inflight if route.session_binding == "slot" else None
+        capacity = route.session_cache if slot_count is None else min(route.session_cache, slot_count)
+        return cls(capacity, slot_count, binds_sampling=route.session_binding == "conversation")
+
+
+class SessionPlacement:
+    """Which sessions one replica keeps, and which engine slot each request inside it has.
+
+    Made when the first turn of a session enters the replica; from then on it counts every request that enters.
+    """
+
+    __slots__ = ("_slots_by_ticket", "sessions", "slots")
+
+    def __init__(self, terms: SessionTerms, inside_count: int) -> None:
+        """`inside_count`: requests that are inside the replica already, in slots that are not known."""
+        self.sessions = ReplicaSessions(terms.capacity, binds_sampling=terms.binds_sampling)
+        self.slots = None if terms.slot_count is None else EngineSlots(terms.slot_count, inside_count)
+        """None: requests name no slot of this engine."""
+        self._slots_by_ticket: dict[Ticket, int] = {}
+
+    def admit(self, ticket: Ticket, now: float, *, is_known_elsewhere: bool) -> None:
+        """Place a request that enters the replica. Call `release` once when the request is out.
+
+        Sets `ticket.engine_slot` (None: the engine chooses), and for a turn of a session its claim's `decision` and
+        `cached_tokens`. May drop other sessions: those beyond the capacity, and one whose slot is taken. `now`:
+        monotonic seconds. `is_known_elsewhere`: another replica keeps the session, or a replica that is gone kept it,
+        so that the turn is no `new` one.
+        """
+        claim = ticket.session
+        if claim is None:
+            self._place_stranger(ticket, now)
+            return
+        claim.decision = self.sessions.decide(claim, is_known_elsewhere=is_known_elsewhere)
+        session = self.sessions.begin_turn(claim, now)
+        while (dropped := self.sessions.drop_oldest()) is not None:
+            self._give_up_slot(dropped)
+        self._place_turn(ticket, claim, session, now)
+        claim.cached_tokens = session.tokens if claim.decision == "reused" else 0
+
+    def release(self, ticket: Ticket, now: float) -> None:
+        """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`.
+
+        If the turn was answered, set its claim's `held_tokens` before. A session of which no turn was ever answered is
+        dropped. `now`: monotonic seconds.
+        """
+        if self.slots is not None:
+            slot = self._slots_by_ticket.pop(ticket, None)
+            if slot is None:
+                self.slots.unplaced_count -= 1
+            else:
+                self.slots.release(slot, now)
+        ticket.engine_slot = None
+        if ticket.session is not None:
+            dropped = self.sessions.end_turn(ticket.session, now)
+            if dropped is not None:
+                self._give_up_slot(dropped)
+
+    def abandon(self) -> None:
+        """Set `engine_slot` of the tickets inside to None, because the replica leaves the table or its slots change.
+
+        Only `sessions` may be used afterwards: do not call `release` for the tickets that were inside.
+        """
+        for ticket in self._slots_by_ticket:
+            ticket.engine_slot = None
+        self._slots_by_ticket.clear()
+
+    def _place_stranger(self, ticket: Ticket, now: float) -> None:
+        if self.slots is None:
+            return
+        placement = self.slots.place_stranger(ticket.prefix, now) if ticket.slots == 1 else None
+        if placement is None:
+            self.slots.unplaced_count += 1
+            return
+        ticket.engine_slot = self._slots_by_ticket[ticket] = placement.slot
+        if placement.evicted_session is not None:
+            self.sessions.drop_session(placement.evicted_session)
+
+    def _place_turn(self, ticket: Ticket, claim: SessionClaim, session: Session, now: float) -> None:
+        if self.slots is None:
+            return
+        placement = self.slots.place_session(claim.key, session.slot, now) if ticket.slots == 1 else None
+        if placement is None:
+            # The engine chooses the slot, as a rule the one whose cache is most like the prompt.
+            self.slots.unplaced_count += 1
+            return
+        ticket.engine_slot = self._slots_by_ticket[ticket] = placement.slot
+        if placement.slot == session.slot:
+            return
+        self._give_up_slot(session)
+        session.slot = placement.slot
+        if claim.decision == "reused":
+            claim.decision = "rebuilt"
+        if placement.evicted_session is not None:
+            self.sessions.drop_session(placement.evicted_session)
+
+    def _give_up_slot(self, session: Session) -> None:
+        if self.slots is not None and session.slot is not None:
+            self.slots.give_up(session.slot)
+
+
+class ReplicaSlots:
+    """One replica as admission sees it: the slots and KV cache tokens that are taken, and its circuit breaker.
+
+    Lives from the first table that has the replica until it has left the table and no request is inside.
+    """
+
+    __slots__ = (
+        "breaker",
+        "endpoint",
+        "inflight",
+        "is_routed",
+        "model",
+        "placement",
+        "slots_taken",
+        "token_pool",
+        "turn",
+    )
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        """`model`: whose replica it is."""
+        self.model = model
+        self.inflight = 0
+        """Number of requests inside."""
+        self.slots_taken = 0
+        """Slots that the requests inside hold together; a request may hold several."""
+        self.turn = 0
+        """The model's turn number when a request last entered here. Lowest goes first among equally busy replicas."""
+        self.breaker: CircuitBreaker | None = None
+        """Failures since the replica last answered; None: there are none."""
+        self.is_routed = True
+        """Whether the replica is in the table in force."""
+        self.token_pool: TokenPool[Ticket] | None = None
+        """Tokens of the replica's KV cache; None: they are not counted; see `Endpoint.kv_cache_tokens`."""
+        self.placement: SessionPlacement | None = None
+        """The sessions that the replica keeps; None: no turn of a session has entered it."""
+        self.apply_endpoint(endpoint)
+
+    def apply_endpoint(self, endpoint: Endpoint) -> None:
+        """Adopt the replica's entry of a new table, and resize the token pool to its `kv_cache_tokens`.
+
+        If `kv_cache_tokens` is None, the pool is dropped. A new pool does not count the requests that are inside
+        already.
+        """
+        self.endpoint = endpoint
+        capacity = endpoint.kv_cache_tokens
+        if capacity is None:
+            self.token_pool = None
+        elif self.token_pool is None:
+            # The tokens of requests that are inside already are unknown.
+            self.token_pool = TokenPool(capacity, makes_room=endpoint.preempts_when_full)
+        elif self.token_pool.capacity != capacity:
+            self.token_pool.resize(capacity)
+
+    def admits_request(self, now: float) -> bool:
+        """Return whether the circuit breaker lets a request enter now. Slots and tokens are not looked at.
+
+        `now`: monotonic seconds.
+        """
+        return self.breaker is None or self.breaker.admits_request(now)
+
+    def may_admit_soon(self, now: float) -> bool:
+        """Return whether the circuit breaker lets a request enter now, or once a running trial succeeds.
+
+        Slots and tokens are not looked at. `now`: monotonic seconds.
+        """
+        return self.breaker is None or self.breaker.may_admit_soon(now)
+
+    def has_tokens(self, ticket: Ticket) -> bool:
+        """Return whether the KV cache has room for the ticket's claim; True where tokens are not counted. Reserves
+        nothing.
+
+        Call `TokenClaim.estimate_tokens` of the claim before.
+        """
+        return self.token_pool is None or ticket.claim is None or self.token_pool.has_room(ticket.claim)
+
+    def usage_share(self, target: int) -> float:
+        """Return the share of the slots or of the tokens that is taken, whichever is greater.
+
+        1 is full; more than 1 is possible after a table lowered the numbers. `target`: the replica's slots.
+        """
+        slots_share = self.slots_taken / max(1, target)
+        pool = self.token_pool
+        return slots_share if pool is None else max(slots_share, pool.reserved / pool.usable)
+
+    def admit(self, ticket: Ticket, target: int) -> None:
+        """Take slots and tokens for `ticket`, whether or not they are free. Call `release` once.
+
+        `target`: the replica's slots, which bound the number that is taken. Sets `ticket.held_slots`.
+        """
+        self.inflight += 1
+        ticket.held_slots = held_slots = min(ticket.slots, target)
+        self.slots_taken += held_slots
+        if self.token_pool is not None and ticket.claim is not None:
+            self.token_pool.admit(ticket, ticket.claim)
+
+    def release(self, ticket: Ticket) -> None:
+        """Give back the slots and KV cache tokens of `ticket`. Call once for a ticket that is inside this replica."""
+        self.inflight -= 1
+        self.slots_taken -= ticket.held_slots
+        if self.token_pool is not None:
+            self.token_pool.release(ticket)
+
+
+_RANKS: Final = 3
+
+
 class TenantAccount:
     """One tenant's waiting tickets at one model, and its counter for fair queueing.
 
     `counter`: slot-seconds that the tenant received, divided by `weight`; the tenant with the lowest goes next.
-    `inflight`: its tickets that are inside a replica. Made and changed by `fair_queue.FairQueue` only.
+    `inflight`: its tickets that are inside a replica. Made and changed by `FairQueue` only.
     """
 
     __slots__ = ("counter", "entry", "inflight", "name", "ranks", "turn", "waiting_count", "weight")

@@ -1,16 +1,154 @@
-"""The tokens of one replica's KV cache, which the requests inside share (ADR 18). Pure."""
+"""Tokens of a KV cache that requests share: how many each takes, estimated, and how many are left. Pure."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from gateway.admission.token_demand import TokenDemand
-from gateway.admission.token_estimator import LEAST_ANSWER, TokenEstimator
+from gateway.tenancy.rate_limits import LARGE_BODY_BYTES, answer_limit, count_media_bytes
 
-if TYPE_CHECKING:
-    from gateway.admission.ticket import Ticket
+Holder = TypeVar("Holder")
+"""Whatever the caller knows a request by; it must be hashable."""
+
+
+class TokenDemand(NamedTuple):
+    """What a request's body says about the tokens that it will take. `text_bytes`: bytes of the body without images and
+    sound. `max_tokens`: limit of each of the `sequences` answers; None: the request sets none that is valid."""
+
+    text_bytes: int
+    """Bytes of the body without images and sound."""
+    has_media: bool
+    """Whether the body holds images or sound. Media in a body of at most `LARGE_BODY_BYTES` count as text."""
+    max_tokens: int | None
+    """Limit of one answer in tokens, above 0; None: the request sets none that is valid."""
+    sequences: int
+    """Answers that the engine generates in parallel (`n`); they share the prompt."""
+
+
+def read_demand(body_bytes: int, text_bytes: int, fields: Mapping[str, Any], sequences: int) -> TokenDemand:
+    """Return the `TokenDemand` of a decoded body.
+
+    `text_bytes`: bytes of the body's text, less than `body_bytes` if media were cut out of the body already. `fields`:
+    the body's fields, of which the limit of the answer and media that are still there are read. `sequences`: answers to
+    generate in parallel.
+    """
+    media_bytes = count_media_bytes(fields) if text_bytes > LARGE_BODY_BYTES else 0
+    has_media = media_bytes > 0 or body_bytes > text_bytes
+    return TokenDemand(max(0, text_bytes - media_bytes), has_media, answer_limit(fields), sequences)
+
+
+LEAST_ANSWER: Final = 64
+"""Tokens that an answer without a limit is expected to take at least."""
+TEMPLATE_TOKENS: Final = 32
+"""Tokens added to each prompt for its chat template, which the size of a body does not show."""
+MARGIN: Final = 1.1
+"""Factor by which estimates exceed the densest recent prompt."""
+OVERRUN_FACTOR: Final = 1.5
+"""Factor by which estimates grow with each overrun: an engine that reports a full KV cache."""
+MOST_OVERRUN_FACTOR: Final = 8.0
+"""Bound of the product of these factors."""
+OVERRUN_PAUSE_S: Final = 1.0
+"""Overruns within this time count as one: a full engine fails all its requests at once."""
+_RECOVERY: Final = 0.98
+"""Factor by which the overrun factor falls with each request that an engine counted."""
+_MEMORY: Final = 32
+"""Number of requests in which a remembered maximum falls most of the way to the current values."""
+_ANSWERS_KEPT: Final = 64
+_ANSWER_QUANTILE: Final = 0.9
+_FIRST_MEDIA_TOKENS: Final = 1024.0
+"""Tokens assumed for a request's images and sound until an engine has counted some."""
+_SIZE_CLASSES: Final = 24
+"""Prompts are grouped by powers of 4 of their bytes."""
+
+
+class TokenEstimator:
+    """Estimates the tokens of one model's requests.
+
+    A prompt is estimated by its bytes times the highest recent number of tokens per byte among prompts of similar size;
+    small prompts have more tokens per byte, because of the template. Before any count, a byte is one token, the most
+    that a tokenizer with byte fallback makes of it.
+    """
+
+    __slots__ = ("_answers", "_media_tokens", "_overrun_at", "_overrun_factor", "_rates", "answer_tokens")
+
+    def __init__(self) -> None:
+        self._rates = [0.0] * _SIZE_CLASSES
+        """Highest recent tokens per byte of each size class; 0: no request of that class was counted."""
+        self._media_tokens = _FIRST_MEDIA_TOKENS
+        self._answers: deque[int] = deque(maxlen=_ANSWERS_KEPT)
+        self._overrun_factor = 1.0
+        self._overrun_at: float | None = None
+        self.answer_tokens: int | None = None
+        """Tokens that about 9 of 10 recent answers stayed within, of those that no limit cut; None: none was counted.
+        """
+
+    def estimate_prompt(self, demand: TokenDemand) -> int:
+        """Return the estimated tokens of the prompt, chat template and media included.
+
+        The estimate is meant as an upper bound, but a prompt may exceed it.
+        """
+        tokens = self._estimate_text(demand)
+        if demand.has_media:
+            tokens += ceil(self._media_tokens * MARGIN * self._overrun_factor)
+        return tokens
+
+    def record_usage(self, demand: TokenDemand, prompt_tokens: int, answer_tokens: int) -> None:
+        """Learn from an engine's counts of one request, and lower, a little, the factor that `record_overrun` raised.
+
+        `answer_tokens`: of all its answers together. Counts of 0 teach nothing about tokens, and neither does the
+        length of an answer that its limit cut.
+        """
+        self._overrun_factor = max(1.0, self._overrun_factor * _RECOVERY)
+        if prompt_tokens > 0 and demand.has_media:
+            self._media_tokens = _follow(self._media_tokens, max(0, prompt_tokens - self._estimate_text(demand)))
+        elif prompt_tokens > 0 and demand.text_bytes > 0:
+            size_class = _size_class(demand.text_bytes)
+            self._rates[size_class] = _follow(self._rates[size_class], prompt_tokens / demand.text_bytes)
+        tokens = ceil(answer_tokens / demand.sequences)
+        if tokens > 0 and (demand.max_tokens is None or tokens < demand.max_tokens):
+            self._answers.append(tokens)
+            self.answer_tokens = sorted(self._answers)[int(_ANSWER_QUANTILE * (len(self._answers) - 1))]
+
+    def record_overrun(self, now: float) -> None:
+        """Raise estimates by half, because an engine reported a full KV cache. `now`: monotonic seconds.
+
+        Calls within `OVERRUN_PAUSE_S` (1 s) after one that counted do nothing. All raises together make at most a
+        factor of `MOST_OVERRUN_FACTOR` (8).
+        """
+        if self._overrun_at is None or now - self._overrun_at >= OVERRUN_PAUSE_S:
+            self._overrun_at = now
+            self._overrun_factor = min(self._overrun_factor * OVERRUN_FACTOR, MOST_OVERRUN_FACTOR)
+
+    def _estimate_text(self, demand: TokenDemand) -> int:
+        rate = self._rate_of(_size_class(demand.text_bytes))
+        if not rate:
+            return demand.text_bytes + TEMPLATE_TOKENS
+        return ceil(demand.text_bytes * rate * MARGIN * self._overrun_factor) + TEMPLATE_TOKENS
+
+    def _rate_of(self, size_class: int) -> float:
+        """Return the tokens per byte of a size class; if unknown, of the nearest smaller class, else the next larger.
+
+        Smaller prompts have no fewer tokens per byte, so theirs is the safer guess.
+        """
+        rates = self._rates
+        return (
+            rates[size_class]
+            or next((rate for rate in rates[size_class::-1] if rate), 0.0)
+            or next((rate for rate in rates[size_class:] if rate), 0.0)
+        )
+
+
+def _size_class(text_bytes: int) -> int:
+    return min(text_bytes.bit_length() // 2, _SIZE_CLASSES - 1)
+
+
+def _follow(greatest: float, value: float) -> float:
+    """Return the remembered maximum after a new value: it rises at once and falls slowly."""
+    return value if value > greatest else greatest + (value - greatest) / _MEMORY
+
 
 NEVER: Final = sys.maxsize
 """A number of events that no answer reaches."""
@@ -89,7 +227,7 @@ class TokenClaim:
         self.least_tokens = NEVER if self.preemptions >= MOST_PREEMPTIONS else 2 * most
 
 
-class TokenPool:
+class TokenPool(Generic[Holder]):
     """The KV cache tokens of one replica, and the claims of the requests inside. Belongs to its `ReplicaSlots`.
 
     Reserved tokens decide who may enter; granted tokens are what answers may have used. Invariant, once the tickets
@@ -103,7 +241,7 @@ class TokenPool:
         """`capacity`: tokens of the cache. `makes_room`: a full engine preempts by itself (vLLM), so no request that is
         inside has to leave."""
         self._makes_room = makes_room
-        self.tickets: dict[Ticket, TokenClaim] = {}
+        self.tickets: dict[Holder, TokenClaim] = {}
         """Claims of the tickets inside, latest entry last; tickets without a claim are absent."""
         self.reserved = 0
         """Sum of `TokenClaim.reserved` of the tickets inside; above `usable` where answers outgrew their claims."""
@@ -133,7 +271,7 @@ class TokenPool:
         """Return whether the request that holds `claim` has reserved all `usable` tokens of the cache."""
         return claim.reserved >= self.usable
 
-    def admit(self, ticket: Ticket, claim: TokenClaim) -> None:
+    def admit(self, ticket: Holder, claim: TokenClaim) -> None:
         """Reserve the claim's tokens for a ticket that enters, and grant the first of them.
 
         At most `usable` tokens are reserved. Whether they are free is not checked: see `has_room`. Call `release` once.
@@ -145,14 +283,14 @@ class TokenPool:
         self.granted += claim.granted
         self.tickets[ticket] = claim
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, ticket: Holder) -> None:
         """Give back a ticket's tokens. Does nothing for a ticket that holds none here, as after an earlier call."""
         claim = self.tickets.pop(ticket, None)
         if claim is not None:
             self.reserved -= claim.reserved
             self.granted -= claim.granted
 
-    def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
+    def begin_answer(self, ticket: Holder, *, is_counted: bool) -> int:
         """Return after how many events of the answer, from its start, to call `extend`: at least 1, or `NEVER`.
 
         `NEVER`: the reservation is final, or the ticket holds no tokens here. `is_counted`: the caller counts the
@@ -169,7 +307,7 @@ class TokenPool:
             return NEVER
         return max(1, claim.granted - claim.prompt_tokens)
 
-    def extend(self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]) -> tuple[int, list[Ticket]]:
+    def extend(self, ticket: Holder, answered: int, can_resend: Callable[[Holder], bool]) -> tuple[int, list[Holder]]:
         """Grant more tokens to an answer without a limit that has `answered` events, about one per token, and goes on.
 
         The tokens are granted even if the cache is full. Returns after how many events of the answer, from its start,
@@ -192,9 +330,9 @@ class TokenPool:
             claim.reserved = claim.granted
         return mark, [] if self._makes_room else self._choose_victims(ticket, can_resend)
 
-    def _choose_victims(self, ticket: Ticket, can_resend: Callable[[Ticket], bool]) -> list[Ticket]:
+    def _choose_victims(self, ticket: Holder, can_resend: Callable[[Holder], bool]) -> list[Holder]:
         excess = self.granted - self.usable
-        victims: list[Ticket] = []
+        victims: list[Holder] = []
         staying = list(self.tickets.items())
         while excess > 0 and len(staying) > 1:
             place = next(

@@ -1,66 +1,33 @@
-"""Declare inference routes in FastAPI: for the OpenAPI document, and for answers to wrong methods.
-
-The requests themselves are served by `gateway.server`, not by FastAPI.
+"""How the gateway's routes are declared: one `RouteSpec` each, from which `HttpRoutes` makes the route of FastAPI, its
+access, the check of its body and its part of the OpenAPI document. Errors of all routes get the error envelope.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
-from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
-from gateway.exchange.api_spec import ApiSpec
-from gateway.ingress.route_access import require_access
-from gateway.server.asgi import Receive, Scope, Send
-from gateway.streams.stream_ids import LONGEST_ID
+from common.processes import without_tracebacks
+from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+from contract.route_spec import Access, Parameter, RouteSpec
+from gateway.ingress.middleware import require_access
+from gateway.protocols.api_matrix import error_body
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.request import parse_object
+from gateway.server.asgi import ClientGoneError, error_headers, read_body
 
-_MODEL: Final[dict[str, Any]] = {
-    "name": "model",
-    "in": "query",
-    "required": False,
-    "schema": {"type": "string"},
-    "description": "Name or alias of the model, if the body does not name it.",
-}
-_ID: Final[dict[str, Any]] = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "integer", "minimum": 0},
-    "description": "Number of the engine's slot.",
-}
-_CONVERSATION_ID: Final[dict[str, Any]] = {
-    "name": "X-Conversation-Id",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string", "maxLength": LONGEST_ID},
-    "description": "Applies with `stream: true`. The gateway keeps the stream under this id: generation continues if "
-    "the client disconnects, and the stream can be read again at `/v1/stream/{conv_id}`. An id of the form "
-    "`id::model` names the model, if the body does not name it.",
-}
-_PROGRESS: Final[dict[str, Any]] = {
-    "name": "X-Progress",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string", "enum": ["true"]},
-    "description": "With `stream: true`: the stream begins at once, and comments (`: progress {...}`) tell what the "
-    "request waits for: its place in the queue, the load of its model, the reading of its prompt.",
-}
-_LOAD_PROGRESS: Final[dict[str, Any]] = {
-    "name": "X-Load-Progress",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string", "enum": ["true"]},
-    "description": "With `stream: true`: while the request waits for the load of its model, the stream begins at once, "
-    "and comments (`: load-progress {...}`) tell of the load alone.",
-}
-_NATIVE: Final = """llama.cpp's own route. The model is named in the query (`?model=NAME`) or in the body; where only
-one model has the route, it need not be named."""
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 TAGS: Final[list[dict[str, Any]]] = [
     {"name": "inference", "description": "OpenAI's API, answered by the engine of the model that a request names."},
@@ -89,35 +56,10 @@ INGRESS_CODES: Final = (
 ADMIN_SCOPE_CODES: Final = ("admin_closed", "admin_not_here")
 """Error codes of routes that need the scope `admin`, besides the others."""
 
-INFERENCE: Final = (
-    "invalid_json",
-    "thinking_unsupported",
-    "modality_unsupported",
-    "multi_turn_unsupported",
-    "tools_unsupported",
-    "structured_output_unsupported",
-    "logprobs_unsupported",
-    "scope_required",
-    "model_not_allowed",
-    "unknown_model",
-    "request_timeout",
-    "body_too_large",
-    "queue_full",
-    "headers_too_large",
-    "not_supported",
-    "engine_error",
-    "engine_unreachable",
-    "engine_disconnected",
-    "gateway_stopping",
-    "model_not_loaded",
-    "model_loading",
-    "model_unloading",
-    "model_failed",
-    *INGRESS_CODES,
-)
-"""Error codes of every inference route."""
+BODY_CODES: Final = ("invalid_json", "body_too_large", "request_timeout")
+"""Further error codes of routes that read a body."""
 
-ADMIN: Final = (
+ADMIN_CODES: Final = (
     "scope_required",
     *ADMIN_SCOPE_CODES,
     "unknown_route",
@@ -129,41 +71,33 @@ ADMIN: Final = (
 )
 """Error codes of the gateway itself, not the controller, on admin routes."""
 
-_ENVELOPE: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorEnvelope"}}}
+_ACCESS_CODES: Final[dict[Access, tuple[str, ...]]] = {
+    "open": (),
+    "metrics": ("invalid_api_key", "scope_required"),
+    "page": (),
+    "any_key": INGRESS_CODES,
+    "inference": ("scope_required", *INGRESS_CODES),
+    "admin": ("scope_required", *ADMIN_SCOPE_CODES, *INGRESS_CODES),
+}
+"""Error codes that follow from a route's access."""
+
+ENVELOPE: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorEnvelope"}}}
 """Content of a response that is an error. Not FastAPI's `model`, which builds a validator for each response of each
 route: 0.09 s of a gateway's start. `ANY_OTHER` alone has it, and so the document has the schema."""
-
-_OTHERS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {
-        "content": _ENVELOPE,
-        "description": "The engine refuses the request. The answer has the engine's own status and message.",
-    },
-    "5XX": {
-        "content": _ENVELOPE,
-        "description": "The engine failed. The answer has the engine's own status and message.",
-    },
-}
-
-_STREAM: Final[dict[int | str, dict[str, Any]]] = {
-    200: {
-        "content": {"text/event-stream": {"schema": {"type": "string", "description": "With `stream: true`."}}},
-        "headers": {
-            "x-session": {
-                "description": "What the turn of a session finds in its replica; without a session there is none.",
-                "schema": {"type": "string", "enum": ["new", "reused", "rebuilt"]},
-            }
-        },
-    }
-}
 
 ANY_OTHER: Final[dict[int | str, dict[str, Any]]] = {
     "default": {"model": ErrorEnvelope, "description": "Any other error."}
 }
 
-_ANY_MODEL: Final = """A request for an `autoload` model that is not loaded waits for it; for any other such model it is
-refused with the model's state. A model that is being loaded is named with `Retry-After` and, where the engine tells,
-`x-load-progress` (0 to 1). Fields that are not listed reach the engine as they are; an engine's own error keeps its
-status and message. In a stream that has begun, an error is the last event before `data: [DONE]`."""
+_FORM: Final = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {"file": {"type": "string", "format": "binary"}},
+    "additionalProperties": {"type": "string"},
+}
+_LINE_END: Final = re.compile(r"(?<!\n)\n(?!\n)")
+"""The end of a line within a paragraph."""
+_PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::path)?\}")
 
 
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
@@ -178,7 +112,7 @@ def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     return {
         status: {
             "description": "\n".join(f"- `{entry.code}`: {entry.meaning}" for entry in group),
-            "content": _ENVELOPE,
+            "content": ENVELOPE,
         }
         for status, group in itertools.groupby(entries, key=lambda entry: entry.status)
     }
@@ -189,98 +123,276 @@ def admin_errors() -> dict[str, list[str]]:
 
     By HTTP status as text, one Markdown line per error code. For `openapi_merge.merge_documents`.
     """
-    return {str(status): answer["description"].split("\n") for status, answer in error_responses(*ADMIN).items()}
+    return {str(status): answer["description"].split("\n") for status, answer in error_responses(*ADMIN_CODES).items()}
 
 
 def codes_paragraph(codes: Iterable[str]) -> str:
-    """Return a Markdown paragraph for a route's description that lists `codes`, in the given order."""
-    return f"Error codes: {', '.join(f'`{code}`' for code in codes)}."
+    """Return a Markdown paragraph for a route's description that lists `codes`, in their order; empty without any."""
+    listed = ", ".join(f"`{code}`" for code in codes)
+    return f"Error codes: {listed}." if listed else ""
 
 
-class DirectRoute(APIRoute):
-    """A route for the OpenAPI document only: `gateway.server` takes its requests before FastAPI sees them.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field of a `RequestBody` must be, in the words of its refusal: "`name` " and `text`. `too_long`: the words
+    for more entries or characters than allowed, which may have `{max_length}` and `{actual_length}`; None: `text`."""
 
-    A request that reaches it all the same gets `unknown_route`; one with another method `method_not_allowed`.
-    `request`: schema of the body, not used for a GET; None: the body has no schema. `codes`: error codes that are
-    described; one that is not in `ERROR_CODES` raises KeyError. `route_options`: as of FastAPI's `APIRoute`.
+    text: str
+    too_long: str | None = None
+
+
+def _simplify_schema(schema: dict[str, Any]) -> None:
+    schema.pop("title", None)
+    schema.pop("description", None)
+    for each in schema.get("properties", {}).values():
+        each.pop("title", None)
+        if each.get("additionalProperties") is True:
+            del each["additionalProperties"]
+    schema.setdefault("required", [])
+
+
+class RequestBody(BaseModel):
+    """A JSON body. Values of another type are not converted; fields that it does not list are ignored. A field whose
+    annotation has a `Rule` is refused in its words, any other in pydantic's."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra=_simplify_schema)
+
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def parse_body(model: type[_Body], fields: Fields) -> _Body:
+    """Return the body as the model. Raises RoundhouseError `invalid_request` for the first wrong field."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    name = str(first["loc"][0])
+    rule = next((each for each in model.model_fields[name].metadata if isinstance(each, Rule)), None)
+    if rule is None:
+        place = ".".join(str(part) for part in first["loc"])
+        raise RoundhouseError("invalid_request", f"`{place}`: {first['msg']}.", param=place)
+    text = rule.too_long.format(**first["ctx"]) if rule.too_long and first["type"] == "too_long" else rule.text
+    raise RoundhouseError("invalid_request", f"`{name}` {text}.", param=name)
+
+
+class HttpRoutes:
+    """Adds routes to the gateway's FastAPI application."""
+
+    def __init__(self, app: FastAPI, max_body_bytes: int) -> None:
+        """`max_body_bytes`: largest body of a request, where the route sets no other bound."""
+        self.app = app
+        self._max_body_bytes = max_body_bytes
+
+    def add(
+        self, spec: RouteSpec, *, max_body_bytes: int | None = None, **options: Any
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator that adds the route with the decorated function as its handler.
+
+        Where the spec has no description, the handler's docstring is it. Where the spec has a body, the handler's
+        parameter `body` gets it: an object of the model, or the fields as they were sent; an empty body has no fields,
+        and its Content-Type does not matter. A handler without that parameter forwards the body unread. FastAPI reads
+        what else the handler takes (path and query parameters) from its signature.
+
+        `max_body_bytes` None: that of the constructor. `options`: as of FastAPI's `add_api_route`; `responses` and
+        `openapi_extra` are added to what follows from the spec. Raises KeyError for a code that `ERROR_CODES` lacks.
+        """
+        codes = _list_codes(spec)
+        others = ANY_OTHER if spec.access not in ("open", "metrics") else {}
+        most_bytes = max_body_bytes or self._max_body_bytes
+        arguments: dict[str, Any] = {
+            "methods": [spec.method],
+            "status_code": spec.status,
+            "summary": spec.summary,
+            "tags": [spec.tag],
+            "response_model": spec.answer,
+            **options,
+            "responses": error_responses(*codes) | others | options.get("responses", {}),
+            "openapi_extra": _describe_request(spec) | options.get("openapi_extra", {}),
+        }
+
+        def join(endpoint: Endpoint) -> Endpoint:
+            if spec.body is not None and "body" in endpoint.__annotations__:
+                endpoint.__annotations__["body"] = Annotated[Any, Depends(_body_reader(spec.body, most_bytes))]
+            text = spec.description or _LINE_END.sub(" ", inspect.cleandoc(endpoint.__doc__ or ""))
+            arguments["description"] = "\n\n".join(filter(None, (text, codes_paragraph(codes))))
+            self.app.add_api_route(spec.path, require_access(spec.access)(endpoint), **arguments)
+            return endpoint
+
+        return join
+
+
+def _list_codes(spec: RouteSpec) -> tuple[str, ...]:
+    body_codes = () if spec.body is None else BODY_CODES
+    return tuple(dict.fromkeys((*spec.codes, *body_codes, *_ACCESS_CODES[spec.access])))
+
+
+def _describe_request(spec: RouteSpec) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    if spec.query:
+        described["parameters"] = [_describe_parameter(each) for each in spec.query]
+    content: dict[str, Any] = {}
+    is_required = True
+    if spec.body is not None:
+        schema = spec.body if isinstance(spec.body, Mapping) else _inline_schema(spec.body)
+        content["application/json"] = {"schema": schema}
+        is_required = schema.get("required") != []
+    if spec.takes_file:
+        content["multipart/form-data"] = {"schema": _FORM}
+    if content:
+        described["requestBody"] = {"required": is_required, "content": content}
+    return described
+
+
+def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": parameter.required,
+        "schema": parameter.schema,
+        "description": parameter.description,
+        **parameter.style,
+    }
+
+
+def list_path_parameters(spec: RouteSpec) -> tuple[Parameter, ...]:
+    """Return the parameters in the path, for a handler whose signature does not have them."""
+    names = _PATH_PARAMETER.findall(spec.path)
+    return tuple(Parameter(name, "Its id.", {"type": "string"}, place="path", required=True) for name in names)
+
+
+def _inline_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """Return a body's JSON Schema with its definitions in place: a body has none that refers to itself."""
+    schema = body.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inline(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inline(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            rest = {key: inline(each) for key, each in value.items() if key != "$ref"}
+            return {**inline(definitions[value["$ref"].rpartition("/")[2]]), **rest}
+        return {key: inline(each) for key, each in value.items()}
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined
+
+
+def _body_reader(body: type[BaseModel] | Mapping[str, Any], max_bytes: int) -> Callable[[Request], Any]:
+    async def read(request: Request) -> BaseModel | Fields:
+        fields = await _read_fields(request, max_bytes)
+        return parse_body(body, fields) if isinstance(body, type) else fields
+
+    return read
+
+
+async def _read_fields(request: Request, max_bytes: int) -> Fields:
+    """Read the JSON object in a request's body; an empty body has no fields. `max_bytes`: largest body.
+
+    Raises:
+        RoundhouseError: `invalid_json` if the body is no JSON object, `invalid_request` if a number in it is too large,
+            `body_too_large`, or `request_timeout` if the client left before the end or was too slow.
+    """
+    try:
+        body = await read_body(request.scope, request.receive, max_bytes)
+    except ClientGoneError:
+        raise RoundhouseError("request_timeout", "The client left before it had sent its body.") from None
+    return parse_object(body)
+
+
+def body_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """Return the JSON Schema of a body whose fields its handler checks. `properties`: JSON Schema by name. `required`:
+    names that must be there; the body is optional if there are none."""
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def read_choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return the query parameter `name`, which must be one of `choices`; the first one if it is missing.
+
+    Raises RoundhouseError `invalid_request` for any other value.
+    """
+    value = query.get(name, choices[0])
+    if value not in choices:
+        message = f"`{name}` must be {' or '.join(choices)}; it is {value!r:.60}."
+        raise RoundhouseError("invalid_request", message, param=name)
+    return value
+
+
+def answer_json(content: Fields | Sequence[Fields]) -> Response:
+    """Return a response of status 200 with an object, or an array of objects, as its JSON body, without checking it
+    against a schema."""
+    return Response(encode_json(content), media_type="application/json")
+
+
+def declare_errors(app: FastAPI) -> None:
+    """Install the handlers in `app` that answer its exceptions with the error envelope of the path's API. Call once.
+
+    The code is `unknown_route` for an unknown path; `method_not_allowed`, with an `Allow` header, for another method of
+    a known path; `invalid_request` or `invalid_json` for parameters and bodies that a route's types refuse; that of a
+    RoundhouseError; and `internal_error` for any other exception, which Starlette raises again after the answer.
+    Requests must have `state.request_id`, which the ingress middleware sets.
     """
 
-    def __init__(
-        self,
-        api: ApiSpec,
-        *,
-        request: type[BaseModel] | None,
-        answer: type[BaseModel],
-        codes: tuple[str, ...],
-        **route_options: Any,
-    ):
-        endpoint = require_access(api.scope)(_with_body(request) if api.method == "POST" else _without_body())
-        responses = error_responses(*codes) | _OTHERS | (_STREAM if api.streams else {})
-        super().__init__(
-            api.path, endpoint, methods=[api.method], response_model=answer, responses=responses, **route_options
-        )
-        self.app = _unreachable
+    @app.exception_handler(HTTPException)
+    async def framework_error(request: Request, error: HTTPException) -> Response:
+        path = request.scope["path"]
+        if error.status_code == 400:
+            return _answer_error(request, _explain_unreadable(error))
+        if error.status_code != 405:
+            return _answer_error(request, RoundhouseError("unknown_route", f"There is no {path}."))
+        if not (methods := _allowed_methods(request)):
+            return _answer_error(request, RoundhouseError("unknown_route", f"There is no {request.method} {path}."))
+        answer = _answer_error(request, RoundhouseError("method_not_allowed", f"{path} is not for {request.method}."))
+        answer.headers["allow"] = ", ".join(methods)
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    async def refused_input(request: Request, error: RequestValidationError) -> Response:
+        return _answer_error(request, _explain_refusal(error))
+
+    @app.exception_handler(RoundhouseError)
+    async def own_error(request: Request, error: RoundhouseError) -> Response:
+        return _answer_error(request, without_tracebacks(error))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        # Starlette raises `error` again after this; the ingress middleware logs it with the request's id.
+        return _answer_error(request, RoundhouseError("internal_error", "The gateway failed on this request."))
 
 
-def _with_body(request: type[BaseModel] | None) -> Callable[..., Any]:
-    async def declared(body: Any) -> None:
-        """Never called. FastAPI reads the request's schema from the signature."""
-
-    declared.__annotations__["body"] = request
-    return declared
-
-
-def _without_body() -> Callable[..., Any]:
-    async def declared() -> None:
-        """Never called. FastAPI reads from the signature that there is no body."""
-
-    return declared
+def _explain_refusal(refusal: RequestValidationError) -> RoundhouseError:
+    first = refusal.errors()[0]
+    if first["type"] == "json_invalid":
+        return RoundhouseError("invalid_json", f"The body is not JSON: {first['ctx']['error']}.")
+    place = ".".join(str(part) for part in first["loc"][1:]) or None
+    message = f"`{place}`: {first['msg']}." if place else f"The body: {first['msg']}."
+    return RoundhouseError("invalid_request", message, param=place)
 
 
-async def _unreachable(scope: Scope, receive: Receive, send: Send) -> None:
-    raise RoundhouseError("unknown_route", f"There is no {scope['path']}.")
+def _explain_unreadable(error: HTTPException) -> RoundhouseError:
+    # FastAPI raises this for whatever a body's reading raised: its limit, or a parser that names no position.
+    if isinstance(error.__cause__, RoundhouseError):
+        return error.__cause__
+    return RoundhouseError("invalid_json", "The body is not JSON that can be read.")
 
 
-def declare_inference(
-    app: FastAPI,
-    api: ApiSpec,
-    *,
-    request: type[BaseModel] | None,
-    answer: type[BaseModel],
-    summary: str,
-    text: str,
-    more_codes: tuple[str, ...] = (),
-) -> None:
-    """Add the route of `api` to `app`, so that the OpenAPI document has it and other methods on its path get
-    `method_not_allowed`.
+def _answer_error(request: Request, error: RoundhouseError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    body = error_body(request.scope["path"], error, request.state.request_id)
+    return Response(body, error.entry.status, headers)
 
-    Its requests are served by `InferenceDispatcher`, which must be given `api`, too. `request`, `answer`: schemas of
-    the bodies, for the document alone; `request` is ignored for a GET, which has no body: give None. `text`: the
-    description, to which the text for all such routes and the error codes are added. `more_codes`: error codes of this
-    route that `INFERENCE` lacks; a code that `ERROR_CODES` lacks raises KeyError.
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes that match the path; the framework names those of one route only.
+
+    A last segment without a digit is not taken for an id, because it may be the name of another route, as in
+    `/v1/responses/compact`.
     """
-    name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
-    stream_codes = ("stream_stopped", "stream_replaced", "streams_full") if api.resumes else ()
-    state_codes = ("route_disabled",) if api.is_inner_state else ()
-    scope_codes = ADMIN_SCOPE_CODES if api.scope == "admin" else ()
-    codes = (*more_codes, *INFERENCE, *stream_codes, *state_codes, *scope_codes)
-    parameters = [_ID] if "{id}" in api.path else [_CONVERSATION_ID] if api.resumes else []
-    if api.streams:
-        parameters += [_PROGRESS, _LOAD_PROGRESS]
-    if api.is_native:
-        text = f"{text}\n\n{_NATIVE}"
-        parameters.append(_MODEL)
-    app.router.routes.append(
-        DirectRoute(
-            api,
-            request=request,
-            answer=answer,
-            codes=codes,
-            summary=summary,
-            description=f"{text}\n\n{_ANY_MODEL}\n\n{codes_paragraph(codes)}",
-            name=re.sub(r"\W+", "_", name).strip("_"),
-            tags=["engines" if api.is_native else "inference"],
-            openapi_extra={"parameters": parameters} if parameters else None,
-            response_description="The engine's answer.",
-        )
-    )
+    is_word = not any(character.isdigit() for character in request.scope["path"].rpartition("/")[2])
+    methods: set[str] = set()
+    for route in request.app.router.routes:
+        if not (is_word and route.path.endswith("_id}")) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return sorted(methods)

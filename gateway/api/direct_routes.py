@@ -1,22 +1,19 @@
-"""The requests that bypass FastAPI: inference, and health checks, which must be fast while the gateway is busy."""
+"""Health checks without FastAPI, because they must be fast while the gateway is busy."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from controller.schema.errors import RoundhouseError
-from gateway.api.health import HealthSources
+from contract.errors import RoundhouseError
+from gateway.api.operations import HealthSources
+from gateway.ingress.access_rules import Cors, refusal_headers
 from gateway.ingress.authenticator import Authenticator
-from gateway.ingress.cors import Cors
-from gateway.ingress.response_headers import refusal_headers
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.large_body import LargeBody
 from gateway.server.asgi import Header, error_headers
-from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler, header_lines
-from gateway.server.request_reader import InferenceRoutes, WebSocketOpener
 
 log = logging.getLogger(__name__)
 
@@ -25,52 +22,24 @@ HeaderCheck = Callable[[Sequence[Header]], None]
 _JSON: Final = b"content-type: application/json\r\n"
 
 
-class DirectRoutes:
-    """Chooses what serves a client's request: it implements `request_reader.InferenceRoutes`, once per gateway.
+def list_health_openers(
+    sources: HealthSources, cors: Cors, authenticator: Authenticator, next_id: Callable[[], str]
+) -> Mapping[bytes, Callable[[ClientCall], Handler]]:
+    """Return what makes the handlers of `GET` requests for `/health`, `/health/live` and `/health/ready`, by path.
 
-    `GET` of `/health`, `/health/live` and `/health/ready` is answered here, without FastAPI, and but for `/health/live`
-    only to who may read the metrics; all else is left to the routes of inference, which in turn leave to FastAPI what
-    they do not serve.
+    They answer without FastAPI, and but for `/health/live` only those who may read the metrics. `next_id`: returns a
+    new request id.
     """
 
-    def __init__(
-        self, inference: InferenceRoutes, sources: HealthSources, cors: Cors, authenticator: Authenticator
-    ) -> None:
-        self._inference = inference
-        self._cors = cors
-        check = authenticator.check_metrics_request
-        self._openers = {
-            b"/health": self._opener_of(lambda: json_bytes(sources.describe_health()), check),
-            b"/health/live": self._opener_of(lambda: b'{"status":"ok"}', None),
-            b"/health/ready": self._opener_of(lambda: _answer_ready(sources), check),
-        }
+    def opener_of(answer: Callable[[], bytes], check: HeaderCheck | None) -> Callable[[ClientCall], Handler]:
+        return lambda call: HealthCall(call, next_id(), cors, answer, check)
 
-    def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """Return a function that makes the request's handler: a `HealthCall` for `GET` of a health path, else what the
-        routes of inference return. None: FastAPI serves the request. See `request_reader.InferenceRoutes`."""
-        if method == b"GET" and (opener := self._openers.get(path)) is not None:
-            return opener
-        return self._inference.open_request(method, path)
-
-    def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """Return what opens a WebSocket at `path`, as the routes of inference do; None: the path has no WebSocket."""
-        return self._inference.find_websocket(path)
-
-    def max_body_bytes(self) -> int:
-        """Return the maximum number of bytes of a request's body, that of the routes of inference."""
-        return self._inference.max_body_bytes()
-
-    @property
-    def body_budget(self) -> BodyBudget:
-        """Budget of memory for large bodies, that of the routes of inference, shared by all connections."""
-        return self._inference.body_budget
-
-    def next_request_id(self) -> str:
-        """Return a new request id, unique among all of this gateway, from the routes of inference."""
-        return self._inference.next_request_id()
-
-    def _opener_of(self, answer: Callable[[], bytes], check: HeaderCheck | None) -> Callable[[ClientCall], Handler]:
-        return lambda call: HealthCall(call, self.next_request_id(), self._cors, answer, check)
+    check = authenticator.check_metrics_request
+    return {
+        b"/health": opener_of(lambda: json_bytes(sources.describe_health()), check),
+        b"/health/live": opener_of(lambda: b'{"status":"ok"}', None),
+        b"/health/ready": opener_of(lambda: _answer_ready(sources), check),
+    }
 
 
 class HealthCall:

@@ -1,4 +1,6 @@
-"""GET /openapi.json: the gateway's routes, and the controller's admin routes, which are reached through the gateway."""
+"""GET /openapi.json: the gateway's routes, and the controller's admin routes, which are reached through the gateway.
+The inference routes are in `inference`, and `declare` shows them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from common.program_client import ProgramClient, ProgramGoneError
 from gateway.api.declare import admin_errors
 from gateway.api.openapi_merge import Document, decode_document, merge_documents
 from gateway.control.link import check_token_taken
-from gateway.ingress.route_access import require_access
+from gateway.ingress.middleware import require_access
 
 logger = logging.getLogger(__name__)
 

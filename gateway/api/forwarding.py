@@ -1,22 +1,106 @@
-"""Requests that another program of Roundhouse answers: its answer is passed on part by part, and may have no end."""
+"""Requests that the gateway forwards to another program: headers, answers part by part, time limits; and `/v1/admin/*`,
+the controller's routes, whose requests are forwarded unchanged.
+
+This module does not know which admin routes exist; their part of /openapi.json is the controller's own document.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Final
 
-from common.program_client import ProgramAnswer
-from controller.schema.errors import RoundhouseError
-from gateway.api.deadline import Lifetime
-from gateway.protocols.common.sse import end_of_events
-from gateway.server.asgi import Header, Scope, Send, request_id_of
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
+from contract.errors import RoundhouseError
+from gateway.control.link import check_token_taken
+from gateway.ingress.middleware import require_access
+from gateway.protocols.common.streams import end_of_events
+from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, read_body, request_id_of
+
+
+class DeadlineError(Exception):
+    """The time limit of a `Lifetime` is over. Raised by leaving its context."""
+
+
+class Lifetime:
+    """Context manager that cancels what its task awaits, and raises the reason instead of `CancelledError`.
+
+    Enter it once, in the task of the request. The reason is `DeadlineError`, `ClientGoneError`, or that of `end_with`.
+    A cancellation from elsewhere stays `CancelledError`, and any other exception of the block is raised as it is. One
+    timer and one watch of the client serve a whole request: a
+    timeout for each wait would cost more than the wait.
+    """
+
+    __slots__ = ("_is_over", "_loop", "_reason", "_task", "_timeout_s", "_timer", "_watch")
+
+    def __init__(self, timeout_s: float | None) -> None:
+        """`timeout_s`: seconds from entering the context to `DeadlineError`; None: no limit."""
+        self._timeout_s = timeout_s
+        self._reason: Exception | None = None
+        self._is_over = False
+        self._watch: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Lifetime:
+        """Start the timer. From here on, `DeadlineError` may be raised."""
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._task: asyncio.Task[object] = task
+        if self._timeout_s is not None:
+            self._timer = self._loop.call_later(self._timeout_s, self.end_with, DeadlineError())
+        return self
+
+    def watch_client(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
+        """Watch for a disconnect: from here on, `ClientGoneError` may be raised. Returns at once.
+
+        Call once, within the context, after the body was read: nobody else may call `receive` any more. uvicorn's
+        `send` returns silently after a disconnect, so only `receive` tells of it, but also when the answer is complete.
+        `is_answered` tells the two apart: it must return True once the whole answer was sent.
+        """
+        # Never cancelled: the watch ends by itself with the answer or with the connection.
+        self._watch = self._loop.create_task(self._until_disconnect(receive, is_answered))
+
+    async def _until_disconnect(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not is_answered():
+            self.end_with(ClientGoneError())
+
+    def end_with(self, reason: Exception) -> None:
+        """Cancel what the context's task awaits, so that the context raises `reason`. Returns at once.
+
+        Call in the event loop after the context was entered. Does nothing after an earlier reason or the end of the
+        context.
+        """
+        if not self._is_over and self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        reason, self._reason = self._reason, None
+        if reason is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:
+            try:
+                raise reason from None
+            finally:
+                del reason  # its traceback leads to this frame
 
 
 class RunningForwards:
     """The requests that are being forwarded to one program, so that a stop of the gateway can end them.
 
-    Use it in one event loop. No method waits.
+    Use it in one event loop. No method waits. Requests whose body is read before `hold` are not ended.
     """
 
     def __init__(self) -> None:
@@ -147,3 +231,115 @@ def stopping_error() -> RoundhouseError:
 
 def _select_headers(headers: Mapping[str, str], names: Collection[str]) -> list[Header]:
     return [(name.encode(), headers[name].encode("latin-1")) for name in names if name in headers]
+
+
+ADMIN_PATH: Final = "/v1/admin/{rest:path}"
+SHORT_BODY_BYTES: Final = 1024 * 1024
+"""Largest body of an admin request, and of one to the MCP server."""
+SHORT_BODY_TIMEOUT_S: Final = 60.0
+"""Seconds in which it must have come."""
+
+_REQUEST_HEADERS: Final = (b"content-type", b"accept", b"last-event-id", b"if-none-match")
+"""Request headers that are forwarded to the controller. Never credentials, nor what a client claims to be."""
+_RESPONSE_HEADERS: Final = (
+    "content-type",
+    "content-length",
+    "retry-after",
+    "x-should-retry",
+    "x-unsaved",
+    "x-load-progress",
+    "cache-control",
+    "location",
+    "etag",
+    "allow",
+)
+"""Response headers of the controller that are forwarded to the client."""
+
+
+def declare_admin(app: FastAPI, forward: AdminForward) -> None:
+    """Add one route to `app` for all paths and methods below /v1/admin/; the controller decides which of them exist.
+
+    `forward` serves it. Its access is declared as `admin`, which `IngressMiddleware` enforces. The route is not in the
+    OpenAPI document of `app`: `gateway.api.document` adds the controller's own description.
+    """
+    app.router.routes.append(Route(ADMIN_PATH, require_access("admin")(forward), include_in_schema=False))
+
+
+class AdminForward(RunningForwards):
+    """ASGI application that forwards admin requests to the controller, and its answers to the client.
+
+    It does not check access: `scope["state"]["caller"]` must be a caller that has been authorized. An answer has no
+    time limit, since loads take minutes; a request's body may have `SHORT_BODY_BYTES` (1 MiB) and take
+    `SHORT_BODY_TIMEOUT_S` (60 s). One object serves all requests of the gateway. The caller enters `controller` before
+    the first request, and closes it.
+    """
+
+    def __init__(self, controller: ProgramClient) -> None:
+        super().__init__()
+        self._controller = controller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward one request and its answer.
+
+        Access is not checked: `scope["state"]["caller"]` must be authorized already.
+
+        Raises:
+            RoundhouseError: before anything was sent to the client: `unknown_route`, `body_too_large`,
+                `request_timeout` for a slow body, `controller_unavailable` or `gateway_stopping`. A later failure ends
+                the answer that has begun.
+        """
+        client_answer = ForwardedAnswer(send, request_id_of(scope), _RESPONSE_HEADERS)
+        target = forwarded_target(scope)
+        try:
+            with Lifetime(None) as lifetime:
+                body = await read_short_body(scope, receive)
+                lifetime.watch_client(receive, lambda: client_answer.is_ended)
+                with self.hold(lifetime):
+                    await self._forward(scope, target, body, client_answer, lifetime)
+        except ClientGoneError:
+            pass
+        except RoundhouseError as error:
+            await client_answer.fail_request(error)
+        except asyncio.CancelledError:
+            await client_answer.fail_request(stopping_error())  # not raised again: the task ends here
+
+    async def _forward(
+        self, scope: Scope, target: str, body: bytes, client_answer: ForwardedAnswer, lifetime: Lifetime
+    ) -> None:
+        try:
+            async with await self._controller.send_request(
+                scope["method"], target, _forwarded_headers(scope), body
+            ) as answer:
+                check_token_taken(answer)
+                if "content-length" not in answer.headers:
+                    self.mark_endless(lifetime)
+                await client_answer.relay_answer(answer)
+        except ProgramGoneError as error:
+            message = f"The controller does not answer: {error}. Inference goes on without it."
+            raise RoundhouseError("controller_unavailable", message) from error
+
+
+async def read_short_body(scope: Scope, receive: Receive) -> bytes:
+    """Return a body of at most `SHORT_BODY_BYTES`. Raises RoundhouseError `body_too_large`, or `request_timeout` if
+    it is not complete after `SHORT_BODY_TIMEOUT_S`; and ClientGoneError."""
+    try:
+        async with asyncio.timeout(SHORT_BODY_TIMEOUT_S):
+            return await read_body(scope, receive, SHORT_BODY_BYTES)
+    except TimeoutError:
+        message = f"The body was not complete after {SHORT_BODY_TIMEOUT_S:g} s."
+        raise RoundhouseError("request_timeout", message) from None
+
+
+def _forwarded_headers(scope: Scope) -> dict[str, str]:
+    return {**forwarded_headers(scope, _REQUEST_HEADERS), "x-roundhouse-actor": name_actor(scope)}
+
+
+def name_actor(scope: Scope) -> str:
+    """Return who makes an authenticated request, for the controller's history.
+
+    `key NAME ADDRESS` with the name of the client's key, or `api ADDRESS` for a caller without a key. ` ADDRESS` is
+    missing if the client's address is not known.
+    """
+    client, caller = scope.get("client"), scope["state"]["caller"]
+    actor = "api" if caller.name is None else f"key {caller.name}"
+    return f"{actor} {client[0]}" if client else actor

@@ -1,21 +1,46 @@
-"""GET /v1/models and /v1/models/{name}."""
+"""The models that clients see: `GET /v1/models` and `/v1/models/{name}`; and the routes of llama-server's router mode,
+`/models` and those below it.
+
+llama-server's README (tools/server, "Using multiple models") describes the latter; docs/router.md says what differs.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import FastAPI, Path, Request
+from fastapi import Header, Path, Query, Request
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from controller.schema.admin import Capabilities, Modality
-from controller.schema.status import ModelState
-from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
-from gateway.ingress.route_access import require_access
+from contract.admin import Capabilities, Modality
+from contract.route_spec import RouteSpec
+from contract.status import ModelState
+from gateway.api.declare import ADMIN_SCOPE_CODES, HttpRoutes, RequestBody, Rule
+from gateway.api.forwarding import name_actor
+from gateway.control.admin_requests import RouterChanges
+from gateway.ingress.access_rules import AdminGate
 from gateway.protocols.api_matrix import continues_answers, offered_paths
 from gateway.routing.availability import find_model, reason_of
-from gateway.routing.live_routes import LiveRoutes
-from gateway.routing.model_events import ModelEventLog, ModelView, RouterState, describe_progress, describe_status
+from gateway.routing.model_events import (
+    ALL_MODELS,
+    ModelEvent,
+    ModelEventLog,
+    ModelView,
+    RouterState,
+    describe_progress,
+    describe_status,
+)
+from gateway.routing.table import LiveRoutes
+from gateway.server.asgi import local_address_of
+from gateway.server.request_head import ROUTER_PROPS_PATH
+
+_route = partial(RouteSpec, tag="models")
 
 
 class RouterStatus(BaseModel):
@@ -140,41 +165,34 @@ def model_fields(view: ModelView) -> dict[str, Any]:
     }
 
 
-def declare(app: FastAPI, live: LiveRoutes, events: ModelEventLog) -> None:
-    """Add `GET /v1/models` and `/v1/models/{name}` to `app`. Call after `benchmarks.declare`.
+def declare_models(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog) -> None:
+    """Add `GET /v1/models` and `/v1/models/{name}`. Call after `benchmarks.declare`.
 
     The routes show the models of the table in force in `live` that the caller may see, loaded or not, with their
     downloads as `events` knows them. Without a table, the routes answer `controller_unavailable`.
     """
-    list_codes = ("scope_required", *INGRESS_CODES)
-    model_codes = ("model_not_allowed", "unknown_model", *list_codes)
 
-    @app.get(
-        "/v1/models",
-        summary="Declared models",
-        description="Lists every declared model that the key may use, loaded or not. An alias has no entry of its "
-        "own.\n\n" + codes_paragraph(list_codes),
-        tags=["models"],
-        responses=error_responses(*list_codes),
-    )
-    @require_access("inference")
+    @routes.add(_route("GET", "/v1/models", "Declared models", answer=ModelList))
     async def list_models(request: Request) -> ModelList:
+        """Lists every declared model that the key may use, loaded or not. An alias has no entry of its own."""
         models = list_models_seen(request, live, events)
         end_ids = (models[0].id, models[-1].id) if models else (None, None)
         return ModelList(data=models, first_id=end_ids[0], last_id=end_ids[1])
 
-    @app.get(
-        "/v1/models/{name:path}",
-        summary="One model",
-        description=f"The model of that name or alias.\n\n{codes_paragraph(model_codes)}",
-        tags=["models"],
-        responses=error_responses(*model_codes) | ANY_OTHER,
+    @routes.add(
+        _route(
+            "GET",
+            "/v1/models/{name:path}",
+            "One model",
+            answer=ModelObject,
+            codes=("model_not_allowed", "unknown_model"),
+        )
     )
-    @require_access("inference")
     async def get_model(
         request: Request,
         name: Annotated[str, Path(description="Name or alias of the model; it may contain `/` and `:`.")],
     ) -> ModelObject:
+        """The model of that name or alias."""
         route = find_model(live.current, name)
         request.state.caller.require_model(route)
         return ModelObject.of(events.views.get(route.name, ModelView(route)))
@@ -186,3 +204,263 @@ def list_models_seen(request: Request, live: LiveRoutes, events: ModelEventLog) 
     live.check_table()
     may_see = request.state.caller.may_see_model
     return [ModelObject.of(view) for view in events.views.values() if may_see(view.route)]
+
+
+_CHANGE_CODES: Final = ("unknown_model", "state_conflict")
+_LOAD_CODES: Final = ("invalid_load_request", *_CHANGE_CODES)
+_SOURCE_CODES: Final = (
+    *("reference_invalid", "source_not_found", "source_forbidden", "source_address_refused", "source_unavailable"),
+    *("source_mismatch", "downloads_disabled", "transfers_unreachable", "models_folder_failed"),
+)
+_DOWNLOAD_CODES: Final = ("invalid_declaration", "declared_in_files", "models_disk_full", *_SOURCE_CODES)
+_REMOVE_CODES: Final = ("declared_in_files", "models_file_kept", "downloads_disabled", "transfers_unreachable")
+_EVENT_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "Events of models.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+}
+ROUTER_PROPS: Final = ROUTER_PROPS_PATH.decode()
+_LONGEST_NAME: Final = 400
+MAX_BODY_BYTES: Final = 64 * 1024
+"""Most bytes of a body here, which names a model. Other fields are ignored."""
+_NameQuery = Annotated[str, Query(description="Name or alias of the model.", min_length=1, max_length=_LONGEST_NAME)]
+
+
+_ModelName = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_NAME), Rule(f"must be a text of 1 to {_LONGEST_NAME} characters")
+]
+
+
+class NamedModel(RequestBody):
+    """Body that names a model."""
+
+    model: _ModelName = Field(description="Name or alias of the model.")
+
+
+class WantedModel(RequestBody):
+    """Body that names what to download."""
+
+    model: _ModelName = Field(
+        description="What to download, such as `ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`: a reference of "
+        "docs/transfers.md. It is the model's name, too."
+    )
+
+
+class RouterModelList(BaseModel):
+    """The list of llama-server's router."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelObject] = Field(description="The models, in name order.")
+
+
+class RouterDone(BaseModel):
+    """Answer to a change that has begun, or was not needed."""
+
+    success: Literal[True] = True
+
+
+def declare_router(
+    routes: HttpRoutes,
+    live: LiveRoutes,
+    events: ModelEventLog,
+    changes: RouterChanges,
+    gate: AdminGate,
+    *,
+    heartbeat_s: float,
+) -> None:
+    """Add the routes of llama-server's router mode, `/models` and those below it.
+
+    `events` must follow the tables of `live`. `gate` says who may have the files read anew and sees the engines'
+    command lines; the routes that change something require the access `admin`.
+
+    `heartbeat_s`: seconds of silence before a comment is sent in an event stream.
+    """
+    _declare_lists(routes, live, events, changes, gate)
+    _declare_events(routes, live, events, heartbeat_s)
+    _declare_loads(routes, changes)
+    _declare_downloads(routes, changes)
+
+
+def _declare_lists(
+    routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog, changes: RouterChanges, gate: AdminGate
+) -> None:
+    @routes.add(
+        _route(
+            "GET",
+            "/models",
+            "Declared models, as llama-server's router",
+            answer=RouterModelList,
+            codes=ADMIN_SCOPE_CODES,
+        )
+    )
+    async def list_for_router(
+        request: Request,
+        reload: Annotated[
+            str, Query(description="Any value: read the files first. Needs the scope `admin`.", max_length=100)
+        ] = "",
+    ) -> RouterModelList:
+        """Lists the same models as GET /v1/models. With the scope `admin`, `status.args` is the engine's command line,
+        and `reload` reads the desired-state files first; models whose definition is unchanged go on."""
+        caller, address = request.state.caller, local_address_of(request.scope)
+        if reload:
+            gate.authorize_request(caller, "admin", address)
+            await changes.reload_files(name_actor(request.scope))
+        models = list_models_seen(request, live, events)
+        if gate.allows_admin(caller, address):
+            commands = await changes.list_commands()
+            for each in models:
+                each.status.args = commands.get(each.id, [])
+        return RouterModelList(data=models)
+
+
+def _declare_events(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog, heartbeat_s: float) -> None:
+    @routes.add(_route("GET", ROUTER_PROPS, "Properties of the router", answer=dict[str, Any]))
+    async def props() -> dict[str, Any]:
+        """What `GET /props` answers where no model is named, as llama-server's router does."""
+        return describe_router(live)
+
+    @routes.add(
+        _route("GET", "/models/sse", "Events of models, as llama-server's router"),
+        responses=_EVENT_STREAM,
+        response_class=StreamingResponse,
+    )
+    async def follow(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> StreamingResponse:
+        """Server-sent events from now on, or after `Last-Event-ID`: `model_status`, `model_remove`, `models_reload`,
+        `download_progress`, `download_finished`, `download_failed`. After events that are not kept any more comes
+        `models_reload`: list the models anew."""
+        live.check_table()
+        after = events.last_id if last_event_id is None else events.read_id(last_event_id)
+        stream = follow_events(events, request.state.caller.may_see_name, after, heartbeat_s)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _declare_loads(routes: HttpRoutes, changes: RouterChanges) -> None:
+    @routes.add(
+        _route(
+            "POST",
+            "/models/load",
+            "Load a model, as llama-server's router",
+            answer=RouterDone,
+            body=NamedModel,
+            codes=_LOAD_CODES,
+            access="admin",
+        ),
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    async def load(request: Request, body: NamedModel) -> RouterDone:
+        """Begins to load a model and answers at once. The admin API can wait, and set values."""
+        await changes.load_model(body.model, name_actor(request.scope))
+        return RouterDone()
+
+    @routes.add(
+        _route(
+            "POST",
+            "/models/unload",
+            "Unload a model, as llama-server's router",
+            answer=RouterDone,
+            body=NamedModel,
+            codes=_LOAD_CODES,
+            access="admin",
+        ),
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    async def unload(request: Request, body: NamedModel) -> RouterDone:
+        """Begins to unload a model and answers at once: running requests finish. As in llama-server, the next request
+        loads an `autoload` model again, and a download of the model's files is cancelled."""
+        await changes.unload_model(body.model, name_actor(request.scope))
+        return RouterDone()
+
+
+def _declare_downloads(routes: HttpRoutes, changes: RouterChanges) -> None:
+    @routes.add(
+        _route(
+            "POST",
+            "/models",
+            "Download a model, as llama-server's router",
+            answer=RouterDone,
+            body=WantedModel,
+            codes=(*_DOWNLOAD_CODES, *_CHANGE_CODES),
+            access="admin",
+        ),
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    async def download(request: Request, body: WantedModel) -> RouterDone:
+        """Looks what the reference is, declares a model of that name, which a request loads once its files are here,
+        begins the download and answers. GET /models/sse tells how far it is. The same again goes on with a download
+        that was cancelled or has failed."""
+        await changes.download_model(body.model, name_actor(request.scope))
+        return RouterDone()
+
+    @routes.add(
+        _route(
+            "DELETE",
+            "/models",
+            "Delete a model, as llama-server's router",
+            answer=RouterDone,
+            codes=(*_REMOVE_CODES, *_CHANGE_CODES),
+            access="admin",
+        )
+    )
+    async def remove(request: Request, model: _NameQuery) -> RouterDone:
+        """Takes a model back that was downloaded and declared at run time: ends its download, takes its declaration
+        back, and removes those of its files that no other model uses. A model that is loaded is refused
+        (`state_conflict`): unload it first. One that the files declare is refused, too."""
+        await changes.remove_model(model, name_actor(request.scope))
+        return RouterDone()
+
+
+async def follow_events(
+    log: ModelEventLog, may_see_name: Callable[[str], bool], after: int | None, heartbeat_s: float
+) -> AsyncIterator[bytes]:
+    """Yield the server-sent events after the one with the id `after` (0: from the first on), and new ones until the log
+    is closed.
+
+    Events of models for none of whose names `may_see_name` returns True are left out. Where the log no longer has some
+    events, or may lack some (`after` None: an id of another gateway process), one `models_reload` takes their place. A
+    comment is yielded at once in the beginning, and after each `heartbeat_s` seconds of silence. Close the iterator if
+    it is not read to its end: it listens to the log until then.
+    """
+    changed = asyncio.Event()
+    log.add_listener(changed.set)
+    try:
+        yield b": ok\n\n"
+        while True:
+            changed.clear()
+            new_events = log.list_after(after)
+            if new_events is None:
+                new_events = [ModelEvent(log.last_id, "models_reload", ALL_MODELS)]
+            for event in new_events:
+                after = event.id
+                if not event.names or any(map(may_see_name, event.names)):
+                    yield f"id: {log.write_id(event)}\ndata: {json.dumps(event.describe())}\n\n".encode()
+            if log.is_closed:
+                return
+            if not await _wait_for(changed, heartbeat_s):
+                yield b": heartbeat\n\n"
+    finally:
+        log.remove_listener(changed.set)
+
+
+async def _wait_for(changed: asyncio.Event, seconds: float) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await changed.wait()
+        return True
+    return False
+
+
+def describe_router(live: LiveRoutes) -> dict[str, Any]:
+    """Return the answer to GET /props without a model, as values of JSON, for the web page of llama-server's router.
+
+    Raises RoundhouseError `controller_unavailable` before the first routing table.
+    """
+    names = sorted(live.current.models)
+    return {
+        "role": "router",
+        "max_instances": len(names),
+        "models_autoload": any(route.autoload for route in live.current.models.values()),
+        "model_alias": "roundhouse",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "ui_settings": {},
+        "build_info": "roundhouse",
+        "cors_proxy_enabled": False,
+    }

@@ -10,10 +10,9 @@ from typing import Final
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
 
-from controller.schema.errors import RoundhouseError
-from gateway.ingress.route_access import require_access
-from gateway.page.page_files import INDEX, PageFile, PageFiles
-from gateway.page.security_headers import security_headers
+from contract.errors import RoundhouseError
+from gateway.ingress.middleware import require_access
+from gateway.page.page_files import INDEX, PageFile, PageFiles, security_headers
 
 logger = logging.getLogger(__name__)
 

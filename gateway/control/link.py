@@ -1,4 +1,4 @@
-"""The WebSocket link to the controller: the gateway receives routing tables and sends reports.
+"""The link to the controller: a WebSocket, routing tables down, reports up, by a gateway with an identity of its own.
 
 Without the link, the gateway goes on by the last table that it received.
 """
@@ -6,29 +6,106 @@ Without the link, the gateway goes on by the last table that it received.
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import json
 import logging
+import os
+import random
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from typing import Final
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from common.atomic_write import write_atomic
 from common.internal_tokens import LINK_TOKEN
-from common.program_address import ProgramAddress
-from common.program_client import ProgramAnswer, ProgramGoneError, open_connector
-from common.tracebacks import without_tracebacks
-from controller.schema.routing import GatewayProcess, LinkRefusal, RoutingTable
-from controller.schema.status import SCHEMA_VERSION
-from gateway.control.inflight import InflightCounts
+from common.processes import read_host, read_own_start, without_tracebacks
+from common.program_client import ProgramAddress, ProgramAnswer, ProgramGoneError, open_connector
+from contract.routing import GatewayProcess, LinkRefusal, RoutingTable
+from contract.status import SCHEMA_VERSION
+from contract.tools import ToolCallRecord
+from gateway.control.inflight import InflightCounts, ReportSchedule
 from gateway.control.remote_prober import RemoteProber
-from gateway.control.report_schedule import ReportSchedule
-from gateway.protocols.common.addresses import hide_addresses
-from gateway.routing.live_routes import LiveRoutes
-from gateway.routing.table import Routes
-from gateway.tools.call_records import ToolCallLog
+from gateway.protocols.common.hiding import hide_addresses
+from gateway.routing.table import LiveRoutes, Routes
 
 logger = logging.getLogger(__name__)
+
+
+FILE_NAME: Final = "gateway.json"
+
+
+class GatewayFile(BaseModel):
+    """The file gateway.json: the gateway's id, and the number of its last start."""
+
+    schema_version: int = 1
+    id: str = Field(pattern=r"^gw-[0-9a-f]{16}$")
+    epoch: int = Field(ge=0)
+
+
+def take_identity(folder: Path) -> GatewayProcess:
+    """Return this process's identity, and count its start in `folder`/gateway.json. Blocks. Call once per process.
+
+    Without a folder (of a gateway that stores nothing), or if it cannot be written, which is logged, the process is a
+    gateway of its own: where it follows one that was killed, the controller must first see that one gone. A damaged
+    file is replaced, which is logged, too.
+    """
+    try:
+        counted = _count_start(folder) if folder.exists() else GatewayFile(id=_new_id(), epoch=0)
+    except OSError as error:
+        logger.warning(
+            "%s cannot be written (%s): this gateway has another id after each restart, and the controller may refuse "
+            "it for half a minute after it was killed. Set ROUNDHOUSE_STATE to a folder that can be written",
+            folder / FILE_NAME,
+            error.strerror or error,
+        )
+        counted = GatewayFile(id=_new_id(), epoch=0)
+    return GatewayProcess(
+        id=counted.id, epoch=counted.epoch, pid=os.getpid(), start_ticks=read_own_start(), host=read_host()
+    )
+
+
+def _count_start(folder: Path) -> GatewayFile:
+    path = folder / FILE_NAME
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at once get two numbers
+        try:
+            known = GatewayFile.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            known = GatewayFile(id=_new_id(), epoch=0)
+        except ValidationError:
+            logger.warning("%s is damaged: this gateway has another id from now on", path)
+            known = GatewayFile(id=_new_id(), epoch=0)
+        counted = known.model_copy(update={"epoch": known.epoch + 1})
+        _write_count(path, counted.model_dump_json().encode())
+    finally:
+        os.close(lock)
+    return counted
+
+
+def _write_count(path: Path, content: bytes) -> None:
+    """Replace the file, also on a full disk, where a new one finds no room: there the old one is written over."""
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+            raise
+        with path.open("r+b") as file:
+            file.write(content)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _new_id() -> str:
+    return f"gw-{secrets.token_hex(8)}"
+
 
 LINK_PATH = "/internal/link"
 FIRST_RETRY_S = 0.1
@@ -114,6 +191,17 @@ class LinkState:
         return "lost" if self.was_ever_connected else "never"
 
 
+@dataclass(frozen=True, slots=True)
+class OwnIdentity:
+    """What a gateway says of itself."""
+
+    take: Callable[[], GatewayProcess]
+    """Returns which process it is. Called once, on the first connection; it may block. A controller that shares the
+    state folder has made it by then."""
+    addresses: tuple[str, ...]
+    """URLs that it listens on."""
+
+
 class ControllerLink:
     """Keeps the WebSocket to the controller open, applies received routing tables and sends reports.
 
@@ -125,34 +213,28 @@ class ControllerLink:
     def __init__(
         self,
         address: ProgramAddress,
-        take_identity: Callable[[], GatewayProcess],
+        own: OwnIdentity,
         *,
-        addresses: tuple[str, ...],
         live: LiveRoutes,
         ledger: InflightCounts,
         remotes: RemoteProber,
-        tool_log: ToolCallLog,
         state: LinkState,
         now: Callable[[], float],
-        jitter: Callable[[], float],
     ) -> None:
-        """`take_identity`: called once, when `run` begins; it may block. `addresses`: URLs that the gateway listens on.
-        `now`: monotonic seconds. `jitter`: random numbers in [0, 1).
+        """`now`: monotonic seconds.
 
-        Sets `on_change` of `ledger`, `remotes` and `tool_log`, and `on_demand` of `ledger`, so that their changes cause
-        reports.
+        Sets `on_change` of `ledger` and `remotes`, and `on_demand` of `ledger`, so that their changes cause reports.
         """
         self._address = address
-        self._listening_addresses = addresses
-        self._take_identity = take_identity
+        self._own = own
         self._process: GatewayProcess | None = None
         self._live = live
         self._ledger = ledger
         self._remotes = remotes
-        self._tool_log = tool_log
+        self.list_tool_calls: Callable[[], tuple[ToolCallRecord, ...]] = tuple
+        """Returns the latest calls of tools, for reports. Who sets it calls `request_report` after each call."""
         self._state = state
         self._now = now
-        self._jitter = jitter
         self._timer = ReportSchedule(now)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._is_draining = False
@@ -162,14 +244,16 @@ class ControllerLink:
         ledger.on_change = self._timer.request_report
         ledger.on_demand = self._timer.request_report_now
         remotes.on_change = self._timer.request_report_now
-        tool_log.on_change = self._timer.request_report
+
+    def request_report(self) -> None:
+        """Have a report sent soon, because something that reports tell has changed."""
+        self._timer.request_report()
 
     async def run(self) -> None:
         """Connect, serve the connection, and reconnect, until cancelled.
 
         Never returns, and failures are only logged.
         """
-        self._process = self._take_identity()
         attempt = 0
         while True:
             try:
@@ -183,7 +267,8 @@ class ControllerLink:
                 tables = 0
                 logger.exception("the connection to the controller failed; trying on")
             attempt = 0 if tables else attempt + 1
-            delay = retry_delay(attempt, self._jitter()) if self._state.refusal is None else REFUSED_RETRY_S
+            jitter = random.random()  # noqa: S311 - no secret
+            delay = retry_delay(attempt, jitter) if self._state.refusal is None else REFUSED_RETRY_S
             await asyncio.sleep(delay)
 
     def begin_drain(self) -> None:
@@ -207,15 +292,15 @@ class ControllerLink:
                 logger.info("the controller was not told of the end: %s", error or type(error).__name__)
 
     def _report(self) -> str:
-        assert self._process is not None, "`run` has begun"
+        assert self._process is not None, "there was a connection"
         report = self._ledger.make_report(self._process.name, self._live.current_or_none)
         update = {
             "process": self._process,
             "draining": self._is_draining,
-            "addresses": self._listening_addresses,
+            "addresses": self._own.addresses,
             "ending": self._is_ending,
             "remotes": self._remotes.results,
-            "tool_calls": self._tool_log.list_latest(),
+            "tool_calls": self.list_tool_calls(),
         }
         return report.model_copy(update=update).model_dump_json()
 
@@ -230,6 +315,8 @@ class ControllerLink:
                 timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_S),
             )
         self._is_refused = False
+        if self._process is None:
+            self._process = self._own.take()
         if self._state.refusal is None:  # else not before a table
             self._note_connected()
         self._socket = socket

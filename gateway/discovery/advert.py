@@ -96,14 +96,10 @@ def is_container_interface(name: str) -> bool:
 
 
 def _expand_wildcard(ip: str, local_ips: Sequence[str]) -> Sequence[str]:
-    if not _is_wildcard(ip):
+    if not ipaddress.ip_address(ip).is_unspecified:
         return (ip,)
     # A socket at :: takes IPv4 as well, unless 0.0.0.0 has a socket of its own; then its addresses count there.
     return [each for each in local_ips if ":" in ip or ":" not in each]
-
-
-def _is_wildcard(ip: str) -> bool:
-    return ipaddress.ip_address(ip).is_unspecified
 
 
 def _is_reachable(ip: str) -> bool:

@@ -2,32 +2,132 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint, ModelRoute
-from controller.schema.status import ModelState
-from gateway.admission.admission import Grant, Ticket, cache_exhausted_error
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
+from contract.status import ModelState
+from gateway.admission.admission import cache_exhausted_error
 from gateway.admission.prefix_affinity import prefix_keys
-from gateway.admission.retry_state import NO_RETRIES
-from gateway.admission.token_demand import read_demand
-from gateway.admission.token_pool import TokenClaim
-from gateway.exchange.attempt import Attempt
-from gateway.exchange.exchange_state import ExchangeState
-from gateway.exchange.hooks import SendHook
-from gateway.exchange.load_wait import begin_load_wait, check_worth_waiting, forbids_autoload
-from gateway.exchange.replica_choice import HEADER, find_named_replica
+from gateway.admission.ticket import NO_RETRIES, Grant, Ticket
+from gateway.admission.token_pool import TokenClaim, read_demand
+from gateway.control.inflight import InflightCounts
+from gateway.exchange.engine_stage import Attempt
+from gateway.exchange.hooks import ExchangeState, SendHook
+from gateway.exchange.progress import load_comment
 from gateway.protocols.api_matrix import ServingOption, serving_option
-from gateway.protocols.common.choices import count_slots
-from gateway.protocols.common.lora_modules import route_to_module
-from gateway.protocols.common.prompt_length import check_length
-from gateway.routing.availability import refusal_of
-from gateway.sessions.replica_sessions import SessionClaim
+from gateway.protocols.common.bodies import route_to_module
+from gateway.protocols.common.capabilities import check_length
+from gateway.protocols.common.fan_out import count_slots
+from gateway.routing.availability import is_worth_waiting, no_longer_loading, refusal_of
+from gateway.sessions import SessionClaim
 
 if TYPE_CHECKING:
     from gateway.exchange.exchange import Exchange
+
+
+_PARAM: Final = "replica"
+
+
+HEADER: Final = b"x-replica: %b\r\n"
+"""The header line of an answer that one replica gave by its own state."""
+
+
+def find_named_replica(route: ModelRoute, query: bytes, *, must_choose: bool) -> Endpoint | None:
+    """Return the endpoint of the replica that `query` names in `replica`, by its name or its number; None: any replica
+    may answer.
+
+    `must_choose`: the request is about one replica's state, so that one of several must be named.
+
+    Raises:
+        RoundhouseError: `invalid_request`: the query names no replica that serves the model, or none although several
+            do and `must_choose` is set. The message lists the replicas.
+    """
+    endpoints = route.endpoints
+    wanted = dict(parse_qsl(query.decode("latin-1"))).get(_PARAM) if query else None
+    if wanted is None:
+        if not must_choose or len(endpoints) < 2:
+            return None
+        raise _refuse(f"{route.name!r} has {len(endpoints)} replicas, each with a state of its own", route)
+    found = next((each for each in endpoints if wanted in (each.replica, str(each.index))), None)
+    if found is None:
+        raise _refuse(f"No replica {wanted[:100]!r} serves {route.name!r} now", route)
+    return found
+
+
+def _refuse(reason: str, route: ModelRoute) -> RoundhouseError:
+    names = ", ".join(each.replica for each in route.endpoints)
+    first = route.endpoints[0].index if route.endpoints else 0
+    return RoundhouseError(
+        "invalid_request", f"{reason}. Name one: `?replica={first}`, or by name: {names}.", param=_PARAM
+    )
+
+
+_AUTOLOAD_OFF: Final = re.compile(rb"(?:^|&)autoload=(?:false|0)(?:&|$)")
+
+
+def forbids_autoload(query: bytes) -> bool:
+    """Return whether a request's query, as sent, says that the request must load no model: `autoload=false`, as
+    llama-server's router reads it."""
+    return bool(query) and _AUTOLOAD_OFF.search(query) is not None
+
+
+class LoadWait:
+    """A request's wait for one load of its model: its deadline, and the progress that its client was sent.
+
+    It is `Exchange.load_wait` as long as the request waits. It does not wait by itself: `Exchange.run_due` heeds the
+    deadline.
+    """
+
+    __slots__ = ("_last_comment", "deadline")
+
+    def __init__(self, deadline: float) -> None:
+        """`deadline`: until when the request waits, in monotonic seconds."""
+        self.deadline = deadline
+        self._last_comment = b""
+
+    def next_comment(self, route: ModelRoute) -> bytes | None:
+        """Return the SSE comment for the progress of `route`'s load; None if it equals the one returned last."""
+        comment = load_comment(route)
+        if comment == self._last_comment:
+            return None
+        self._last_comment = comment
+        return comment
+
+
+def begin_load_wait(ledger: InflightCounts, route: ModelRoute, refusal: RoundhouseError, deadline: float) -> LoadWait:
+    """Record the demand for a model that is not loaded, and return a wait for its load.
+
+    `refusal`: why the model takes no request now. `deadline`: monotonic seconds.
+
+    Raises:
+        RoundhouseError: `refusal`, if the model is not `autoload`, so that nothing is recorded, or if its load failed;
+            the demand of an `autoload` model is recorded all the same.
+    """
+    if route.autoload:
+        ledger.record_demand(route.name)
+    if not is_worth_waiting(route):
+        raise refusal
+    return LoadWait(deadline)
+
+
+def check_worth_waiting(route: ModelRoute, refusal: RoundhouseError) -> None:
+    """Check that a request may go on waiting for the load of its model: the model is `autoload` and its load has not
+    failed.
+
+    `refusal`: why the model takes no request now.
+
+    Raises:
+        RoundhouseError: `refusal`, or `model_unloading` in the place of a refusal `model_not_loaded`, since the model
+            was unloaded meanwhile.
+    """
+    if not is_worth_waiting(route):
+        raise no_longer_loading(route) if refusal.entry.code == "model_not_loaded" else refusal
+
 
 _QUEUED, _LOADING = ExchangeState.QUEUED, ExchangeState.LOADING
 _HELD, _LOADED = ExchangeState.HELD, ModelState.LOADED
@@ -36,8 +136,9 @@ _HELD, _LOADED = ExchangeState.HELD, ModelState.LOADED
 class AdmissionStage:
     """A complete request in admission: checks it, takes its slot, and waits in the queue or for a load.
 
-    It is the owner of the request's ticket (`Ticket.owner`). Made by `Exchange` when its hooks have completed the
-    request.
+    It is the owner of the request's ticket (`Ticket.owner`). A request that waits goes on in `use_slot`: whoever frees
+    a slot gets grants from `Admission`, and hands them to `Services.grants`, which calls the owners. Made by `Exchange`
+    when its hooks have completed the request.
     """
 
     __slots__ = ("_checked_route", "_exchange", "serving_option", "ticket", "waits_since")
@@ -62,7 +163,7 @@ class AdmissionStage:
         Raises:
             RoundhouseError: `not_supported`, or what `Dialect.check_request`, `check_length` or the translation for the
                 engine refuses; `rate_limit_exceeded`; the model is not loaded and not waited for (see
-                `availability.refusal_of`); `queue_full`; `engine_unreachable`.
+                `refusal_of`); `queue_full`; `engine_unreachable`.
             Exception: what a hook or `EngineStage.send_attempt` raises. After any exception, the caller must end the
                 request.
         """
@@ -82,7 +183,7 @@ class AdmissionStage:
             if refusal is not None:
                 self._await_load(route, refusal, now)
             self.ticket = ticket = self._new_ticket(route)
-            endpoint = services.admission.admit_ticket(ticket, route, now)
+            endpoint = services.admission.admit_ticket(ticket, now)
             exchange.set_header_lines(now)
         if hooks.on_admitted:
             for on_admitted in hooks.on_admitted:
@@ -147,7 +248,8 @@ class AdmissionStage:
         """Send the request to the replica whose slot it has, after the hooks of `before_send`."""
         exchange, engine = self._exchange, self._exchange.engine
         assert engine is not None
-        exchange.load_wait = None
+        if exchange.load_wait is not None:
+            exchange.end_load_wait()
         if exchange.hooks.before_send:
             self._send_after(iter(exchange.hooks.before_send), endpoint, route)
         else:
@@ -180,8 +282,8 @@ class AdmissionStage:
         if self.waits_since is not None:
             series = services.metrics.series_of(exchange.account.model, exchange.api.path)
             series.count_waited(now - self.waits_since)
-        self.waits_since = exchange.load_wait = None
-        exchange.set_due()
+        self.waits_since = None
+        exchange.end_load_wait()
         route = self.renew_route()
         endpoint = self._find_named_replica(route) or endpoint
         self._tell_replica(endpoint)
@@ -208,8 +310,7 @@ class AdmissionStage:
         route = self.renew_route()
         refusal = self._find_refusal(route)
         if refusal is None:
-            exchange.load_wait = None
-            exchange.set_due()
+            exchange.end_load_wait()
         else:
             check_worth_waiting(route, refusal)
             if exchange.load_wait is None:
@@ -236,8 +337,7 @@ class AdmissionStage:
         if forbids_autoload(exchange.client.query):
             raise refusal
         deadline = now + services.settings.autoload_timeout_s
-        exchange.load_wait = begin_load_wait(services.ledger, route, refusal, deadline)
-        exchange.set_due()
+        exchange.begin_load_wait(begin_load_wait(services.ledger, route, refusal, deadline))
 
     def _call_wait_hooks(self, route: ModelRoute) -> None:
         for on_wait in self._exchange.hooks.on_wait:
@@ -301,7 +401,7 @@ class AdmissionStage:
             else:
                 self._enter_replica(route, endpoint)
         finally:
-            services.turns.grant_slots(grants)  # other requests hold these slots, whatever becomes of this one
+            services.grants.grant_slots(grants)  # other requests hold these slots, whatever becomes of this one
 
     @property
     def may_be_resent(self) -> bool:
@@ -344,7 +444,7 @@ class AdmissionStage:
             self._record_turn(ticket.session, ticket, attempt)
         grants = services.admission.release_ticket(ticket, now)
         if grants:
-            services.turns.grant_slots(grants)
+            services.grants.grant_slots(grants)
 
     def _record_turn(self, claim: SessionClaim, ticket: Ticket, attempt: Attempt) -> None:
         """Note what the engine holds of a session after an answer, or a part of one."""

@@ -5,61 +5,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from controller.schema.errors import RoundhouseError
-from gateway.exchange.api_spec import ApiSpec
-from gateway.exchange.completion_hooks import COMPLETION_HOOKS
+from contract.errors import RoundhouseError
 from gateway.exchange.exchange import Exchange
-from gateway.exchange.exchange_state import WAITING_STATES
 from gateway.exchange.fan_out import fan_out_hooks
-from gateway.exchange.file_hooks import FILE_HOOKS
-from gateway.exchange.file_search_hooks import FILE_SEARCH_HOOKS
-from gateway.exchange.grounding_hooks import GROUNDED_CHAT, GROUNDED_MESSAGES
-from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks
+from gateway.exchange.hooks import NO_HOOKS, WAITING_STATES, ApiSpec, ExchangeHooks, StateUse
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
-from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
-from gateway.exchange.response_session import PATH as RESPONSES_PATH
-from gateway.exchange.response_session import ResponseSession, SocketTurn
 from gateway.exchange.services import Services
-from gateway.exchange.session_hooks import SESSION_HOOKS
-from gateway.exchange.stream_hooks import STREAM_HOOKS
-from gateway.exchange.tool_loop_hooks import COUNTED_TOOLS, tool_loop_hooks
+from gateway.exchange.session_hooks import NAMED_SESSION_HOOKS, SESSION_HOOKS
 from gateway.ingress.authenticator import Authenticator, KeylessWarning
 from gateway.routing.table import Routes
-from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_reader import WebSocketOpener
-from gateway.server.websocket import WebSocketConnection
 from gateway.tenancy.api_keys import Caller
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 0.5
 """The longest time between two scans for exchanges that have something due."""
-_BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
-_HOOKS: Final = {
-    "none": FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-    "read": FILE_HOOKS + RESPONSE_HOOKS + COUNTED_TOOLS,
-    "made": FILE_HOOKS + RESPONSE_HOOKS + FILE_SEARCH_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-    "message": GROUNDED_MESSAGES + FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-    "completion": GROUNDED_CHAT + FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-}
-"""`ApiSpec.state` to the hooks of its requests by HTTP."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
 class InferenceDispatcher:
-    """Opens an `Exchange` for each inference request, and a `ResponseSession` for each WebSocket.
+    """Opens an `Exchange` for each inference request.
 
     A `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a task as long as it
-    serves. It applies each new routing table to admission: making one sets `services.live.on_table`. `apis` must hold
-    `POST /v1/responses` (KeyError otherwise).
+    serves. It applies each new routing table to admission: making one sets `services.live.on_table`. Call
+    `add_features` before it serves: until then it opens nothing.
     """
 
     def __init__(
@@ -75,31 +53,64 @@ class InferenceDispatcher:
         self._is_stopping = False
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """Memory for large request bodies, shared by all connections."""
-        self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
-        self._loop_hooks = tool_loop_hooks(self, self.body_budget)
-        self._fan_out_hooks = fan_out_hooks(self)
-        self._openers = {
-            name: partial(self._open_exchange, api, self._hooks_of(api)) for name, api in named_apis.items()
-        }
-        self._responses_api = named_apis[b"POST", RESPONSES_PATH]
+        self._apis = {(api.method.encode(), api.path.encode()): api for api in apis}
+        self._fan_out_hooks = fan_out_hooks(self.open_inner)
+        self._find_websocket: Callable[[bytes], WebSocketOpener | None] = lambda _: None
+        self._openers: dict[tuple[bytes, bytes], partial[Handler]] = {}
+        self._other_openers: dict[bytes, Callable[[ClientCall], Handler]] = {}
         self._keyless_warning = KeylessWarning(
             services.settings.host, serves_everybody=services.settings.serves_everybody
         )
         services.live.on_table = self._follow_table
 
+    def add_features(
+        self,
+        hooks: Mapping[StateUse, ExchangeHooks],
+        find_websocket: Callable[[bytes], WebSocketOpener | None],
+    ) -> None:
+        """Open requests with these hooks from now on, by the `state` of their API, before those of progress, fan-out
+        and sessions. Call once, before anything is served.
+
+        `find_websocket` returns the function that opens a WebSocket at a path, or None where there is none.
+        """
+        for name, api in self._apis.items():
+            api_hooks = hooks.get(api.state, NO_HOOKS)
+            if api.streams:
+                api_hooks += PROGRESS_HOOKS
+            if api.inputs:
+                api_hooks += self._fan_out_hooks
+            if api.streams:
+                api_hooks += SESSION_HOOKS if api.state == "made" else NAMED_SESSION_HOOKS
+            self._openers[name] = partial(self.open_exchange, api, api_hooks)
+        self._find_websocket = find_websocket
+
+    def add_openers(self, openers: Mapping[bytes, Callable[[ClientCall], Handler]]) -> None:
+        """Serve `GET` of these paths, in the place of FastAPI, by the handlers that these functions make. Call before
+        anything is served."""
+        self._other_openers.update(openers)
+
+    def get_api(self, method: bytes, path: bytes) -> ApiSpec:
+        """Return the inference API of a method and a path. Raises KeyError: there is none."""
+        return self._apis[method, path]
+
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """Return the function that opens an exchange for a request with this method and path; None: FastAPI serves it.
+        """Return the function that makes the handler of a request with this method and path, as a rule an exchange;
+        None: FastAPI serves it.
 
         `path`: without its query, perhaps percent-encoded. Call the function once per request, with its `ClientCall`:
         it authenticates the caller and returns the handler. A request that may not come in is answered with its error,
         and nothing is raised.
         """
+        return self._openers.get((method, path)) or self._find_other(method, path)
+
+    def _find_other(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+        if method == b"GET" and path in self._other_openers:
+            return self._other_openers[path]
         if b"%" in path:
             path = unquote_to_bytes(path)
-        opener = self._openers.get((method, path))
-        if opener is None and path.startswith(b"/slots/"):
-            return self._openers.get((method, _NUMBER.sub(b"/{id}", path)))
-        return opener
+        if path.startswith(b"/slots/"):
+            path = _NUMBER.sub(b"/{id}", path)
+        return self._openers.get((method, path))
 
     def open_inner(
         self, call: ClientCall, caller: Caller, hooks: ExchangeHooks = NO_HOOKS, request_id: str | None = None
@@ -114,26 +125,20 @@ class InferenceDispatcher:
         api = self._apis[call.method, call.path]
         exchange = Exchange(api, call, self._services, request_id or self._next_id(), hooks)
         exchange.account.is_round = request_id is not None
-        exchange.authorize_caller(replace(caller, is_limited=False))
+        exchange.set_caller(replace(caller, is_limited=False))
         try:
-            self._check_running()
+            self.check_running()
         except RoundhouseError as error:
             exchange.fail_request(error)
         return exchange
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """Return the function that opens a WebSocket at `/v1/responses` or `/responses`; None: another path.
+        """Return the function that opens a WebSocket at `path`; None: there is none there.
 
         `path`: without its query, perhaps percent-encoded. The function authenticates the caller by the headers of the
         handshake, and raises RoundhouseError where that fails or the gateway stops.
         """
-        if b"%" in path:
-            path = unquote_to_bytes(path)
-        return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
-
-    def max_body_bytes(self) -> int:
-        """Return the setting `max_body_bytes`: maximum bytes of a request's body. The reader refuses longer ones."""
-        return self._services.settings.max_body_bytes
+        return self._find_websocket(unquote_to_bytes(path) if b"%" in path else path)
 
     @property
     def is_busy(self) -> bool:
@@ -177,7 +182,7 @@ class InferenceDispatcher:
             self._run_guarded(self._tell_progress, now)
 
     def _tick(self, now: float) -> None:
-        self._services.turns.grant_slots(self._services.admission.admit_trials(now))
+        self._services.grants.grant_slots(self._services.admission.admit_trials(now))
 
     def _tell_progress(self, now: float) -> None:
         self._services.progress.run_due(self._services.admission, now)
@@ -189,14 +194,16 @@ class InferenceDispatcher:
         except Exception:
             logger.exception("what was due failed")
 
-    def _open_exchange(self, api: ApiSpec, hooks: ExchangeHooks, client: ClientCall) -> Handler:
+    def open_exchange(self, api: ApiSpec, hooks: ExchangeHooks, client: ClientCall) -> Handler:
+        """Open an exchange for a client's request, and return its handler. It authenticates the caller. A request that
+        may not come in is answered with its error, and nothing is raised. `hooks`: all that the exchange has."""
         exchange = Exchange(api, client, self._services, self._next_id(), hooks)
         try:
             caller = self._authenticator.authenticate_request(
                 client.headers, api.method, api.path, is_http_1_1=client.is_http_1_1
             )
-            exchange.authorize_caller(caller)
-            self._check_running()
+            exchange.set_caller(caller)
+            self.check_running()
             self._services.gate.authorize_request(caller, api.scope, client.local_address)
             if api.is_inner_state:
                 self._check_served(api)
@@ -204,30 +211,8 @@ class InferenceDispatcher:
             exchange.fail_request(error)
         return exchange
 
-    def _open_session(
-        self, headers: list[Header], local_address: str | None
-    ) -> Callable[[WebSocketConnection], ResponseSession]:
-        """See WebSocketOpener. Each request of the connection is authenticated again: its key may be revoked then."""
-        self._check_running()
-        api = self._responses_api
-        caller = self._authenticator.authenticate_request(headers, api.method, api.path, is_http_1_1=True)
-        self._services.gate.authorize_request(caller, api.scope, local_address)
-        bounds = self._services.responses.history_bounds
-        return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
-
-    def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        hooks = FILE_HOOKS + open_turn_hooks(turn) + FILE_SEARCH_HOOKS + self._loop_hooks + SESSION_HOOKS
-        return self._open_exchange(self._responses_api, hooks, call)
-
-    def _hooks_of(self, api: ApiSpec) -> ExchangeHooks:
-        hooks = _HOOKS[api.state]
-        if api.state == "made":
-            hooks += self._loop_hooks
-        if api.inputs:
-            hooks += self._fan_out_hooks
-        return hooks + SESSION_HOOKS if api.streams else hooks
-
-    def _check_running(self) -> None:
+    def check_running(self) -> None:
+        """Raise RoundhouseError `gateway_stopping` if `end_all` was called."""
         if self._is_stopping:
             raise _stopped_error()
 
@@ -243,7 +228,7 @@ class InferenceDispatcher:
         services.paces.keep_models(routes.models)
         services.engines.refuse_absent(routes.replicas)
         grants = services.admission.apply_table(routes, services.now())
-        services.turns.grant_slots(grants)
+        services.grants.grant_slots(grants)
         for model in list(services.admission.depths):
             for ticket in services.admission.waiting_tickets(model):
                 ticket.owner.follow_table()

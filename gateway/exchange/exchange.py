@@ -1,4 +1,4 @@
-"""The hot path: one inference request, from the client to an engine and back.
+"""The hot path: one inference request, from the client to an engine and back, and its account.
 
 The story of a request: its body is there, find its model, let hooks complete it, refuse what the model does not take,
 wait for a slot or a load (`AdmissionStage`), send it to the replica that admission chose, and elsewhere as long as
@@ -15,41 +15,135 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from common.log_formats import tag_request
-from common.tracebacks import without_tracebacks
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
-from gateway.admission.admission import QueuePlace
-from gateway.exchange.accounting import RequestAccount
-from gateway.exchange.admission_stage import AdmissionStage
-from gateway.exchange.api_spec import ApiSpec
+from common.processes import without_tracebacks
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
+from gateway.admission.ticket import QueuePlace
+from gateway.exchange.admission_stage import AdmissionStage, LoadWait
 from gateway.exchange.client_response import ClientResponse
-from gateway.exchange.engine_stage import EngineStage
-from gateway.exchange.exchange_state import NEXT_STATES, ExchangeState
-from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
-from gateway.exchange.load_wait import LoadWait
+from gateway.exchange.engine_stage import Attempt, EngineStage
+from gateway.exchange.hooks import NEXT_STATES, NO_HOOKS, ApiSpec, ExchangeHooks, ExchangeState, Pause, RequestHook
 from gateway.exchange.services import Services
 from gateway.exchange.stored_end import AnswerKeeper, StoredEnd
-from gateway.metrics.request_metrics import UNKNOWN_MODEL
+from gateway.metrics.request_metrics import CLIENT_GONE_STATUS, NO_WORK, UNKNOWN_MODEL, EngineWork, Metrics, Outcome
+from gateway.protocols.common.dialect import Usage
 from gateway.protocols.common.fan_out import check_bounds
 from gateway.protocols.common.large_body import WHOLE_COPIES, LargeBody
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, not_loaded_in_time
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import explain_unread_body
-from gateway.sessions.replica_sessions import SessionClaim
+from gateway.sessions import SessionClaim
 from gateway.settings import MIB
-from gateway.tenancy.api_keys import ANONYMOUS, Caller
-from gateway.tenancy.clients import find_client_text
-from gateway.tenancy.rate_limits import estimated_tokens
+from gateway.tenancy.api_keys import ANONYMOUS, Caller, find_client_text
+from gateway.tenancy.rate_limits import RateLimitEntry, estimated_tokens
 
 logger = logging.getLogger(__name__)
 
+
+@dataclass(slots=True)
+class RequestAccount:
+    """What one request takes of its key's rate limits, and what it adds to the metrics. Times are monotonic seconds.
+
+    Belongs to its `Exchange`, which calls `close_account` when the request ends.
+    """
+
+    model: str
+    """The model's own name, or `UNKNOWN_MODEL`."""
+    begun_at: float
+    """When the request's headers were read."""
+    attempts: int = 0
+    """How many times the request was sent to an engine."""
+    is_round: bool = False
+    """The request is a round of a client's request, which counts as one request: of this one, the metrics have what the
+    engine did, and nothing of what a client asked and got."""
+    is_counted: bool = False
+    """Whether `Exchange.count_request` has counted the request against its key's limits, if the key has any."""
+    entry: RateLimitEntry | None = None
+    """What the request takes of its key's rate limits; None: the key has none, or the request is not counted yet."""
+    is_cancelled: bool = False
+    """The client left, and the request ended for that."""
+    usage: Usage | None = None
+    """Tokens as the engine counted them; None before the end of the request, and where the engine sent no count."""
+    passed_tokens: int = 0
+    """Tokens of a stream whose engine sent no count, as far as they came. Set at the end of the request."""
+
+    def take_entry(self) -> RateLimitEntry | None:
+        """Return what the request takes of its key's rate limits; the caller must settle it, in the place of
+        `close_account`. None: there is nothing to settle, as after an earlier call."""
+        entry, self.entry = self.entry, None
+        return entry
+
+    def close_account(
+        self,
+        metrics: Metrics,
+        path: str,
+        caller: Caller,
+        client_text: bytes,
+        answer: ClientResponse,
+        attempt: Attempt | None,
+        now: float,
+    ) -> None:
+        """Settle the request's rate limits and count it in the metrics. Call once, at the end of the request.
+
+        Sets `usage` and `passed_tokens`. `path`: of its API. `client_text`: how the client names itself. `answer`: the
+        client's, which has ended. `attempt`: the last one; None: none was sent, or the last one failed before an
+        answer. `now`: monotonic seconds.
+        """
+        self.usage = usage = attempt.usage if attempt is not None else None
+        self.passed_tokens = streamed_tokens = attempt.count_tokens() if attempt is not None and usage is None else 0
+        if self.entry is not None:
+            used_tokens = usage.prompt + usage.completion if usage is not None else None
+            is_failed = attempt is None or attempt.is_refused or answer.status >= 400
+            self.entry.settle_request(
+                now, used_tokens, was_sent=self.attempts > 0, is_failed=is_failed, passed_tokens=streamed_tokens
+            )
+        # What an engine generated was generated, though it could not report it any more.
+        counted_usage = Usage(0, streamed_tokens) if streamed_tokens else usage
+        series, model_series = metrics.series_of(self.model, path), metrics.model_series_of(self.model)
+        client_series = metrics.client_series_of(client_text)
+        first_s = None if answer.first_byte_at is None else answer.first_byte_at - self.begun_at
+        work = NO_WORK if attempt is None else _measure_work(attempt, answer, first_s, now)
+        outcome = self._outcome_of(answer)
+        if self.attempts > 1:
+            series.count_retries(self.attempts - 1)
+        if self.is_round:
+            series.count_tokens(counted_usage)
+            model_series.count_round(outcome, work, usage, streamed_tokens)
+            client_series.count_work(work.inference_s)
+            if caller.name is not None:
+                metrics.key_series_of(caller.name).count_tokens(counted_usage)
+            return
+        series.count_finished(answer.status or CLIENT_GONE_STATUS, now - self.begun_at, first_s, counted_usage)
+        model_series.count_finished(outcome, work, usage, streamed_tokens)
+        client_series.count_finished(work.inference_s)
+        if answer.client_gone:
+            series.count_client_left()
+        if answer.broken_off_code is not None:
+            series.count_broken_off(answer.broken_off_code)
+        if caller.name is not None:
+            metrics.key_series_of(caller.name).count_finished(counted_usage)
+
+    def _outcome_of(self, answer: ClientResponse) -> Outcome:
+        if self.is_cancelled or not answer.status:
+            return "cancelled"
+        return "errored" if answer.status >= 400 or answer.broken_off_code is not None else "completed"
+
+
+def _measure_work(attempt: Attempt, answer: ClientResponse, first_s: float | None, now: float) -> EngineWork:
+    first_at = answer.first_byte_at
+    if first_at is None or not answer.is_stream:
+        return EngineWork(now - attempt.sent_at, attempt.events_passed)
+    return EngineWork(now - attempt.sent_at, attempt.events_passed, first_s, now - first_at)
+
+
 MOST_SHARE: Final = 4
-"""What part of the memory for bodies one request may take, if that is more than `WHOLE_COPIES` of its body."""
+"""One request may take the memory for bodies divided by this, if that is more than `WHOLE_COPIES` of its body."""
 
 _OPENED, _PREPARING = ExchangeState.OPENED, ExchangeState.PREPARING
 _ENDED = ExchangeState.ENDED
@@ -118,17 +212,17 @@ class Exchange:
         self.is_stream = False
         """The client asked for a stream, which heartbeats keep alive from now on. Set when the request is counted."""
         self.outlives_client = False
-        """Set by hooks: the request goes on when its client leaves."""
+        """The request goes on when its client leaves."""
         self.hides_paths = False
-        """Set by hooks: others than the caller may read the answer, so its errors must not name files of the server."""
+        """Others than the caller may read the answer, so its errors must not name files of the server."""
         self.session: SessionClaim | None = None
-        """Set by hooks before admission: the request's turn in a session; None: it belongs to none."""
+        """The request's turn in a session; None: it belongs to none."""
         self.extra_text_bytes = 0
-        """For hooks to set before admission: bytes of text in the engine's prompt that the request does not have."""
+        """Bytes of text in the engine's prompt that the request does not have."""
         self.ending_requests = 0
-        """For `on_request` hooks to set: so many requests of the same key end because of this one."""
+        """So many requests of the same key end because of this one."""
         self.goes_on = False
-        """Set by hooks before admission: the request is a part of one that was let in, so a full queue takes it."""
+        """The request is a part of one that was let in, so a full queue takes it."""
         self.stored_end: StoredEnd | None = None
         """Holds back the end of the answer until it is stored; None: nothing is to be stored."""
         if api.whole_copies:
@@ -162,10 +256,10 @@ class Exchange:
 
     # From the client
 
-    def authorize_caller(self, caller: Caller) -> None:
+    def set_caller(self, caller: Caller) -> None:
         """Set the caller, and add the exchange to those that the clock calls (`run_due`) and a stop ends.
 
-        Call once, when the headers are read. Checks nothing, in spite of its name.
+        Call once, when the headers are read. Checks nothing.
         """
         self.caller = caller
         self.services.exchanges.add(self)
@@ -248,7 +342,8 @@ class Exchange:
         self.account.model = route.name
         self.caller.require_model(route)
         check_bounds(request, self.api.inputs, self.services.bounds)
-        self._prepare(iter(self.hooks.on_request), route)
+        hooks = self.hooks
+        self._prepare(iter(hooks.list_matching(request, self.client.headers) if hooks.on_request else ()), route)
 
     def _prepare(self, hooks: Iterator[RequestHook], route: ModelRoute) -> None:
         """Call the hooks that are left, which complete the request, and then take it to admission."""
@@ -307,10 +402,20 @@ class Exchange:
         caller.require_model(route)
         return route
 
-    # The clock
+    # The wait for a load, and the clock
+
+    def begin_load_wait(self, wait: LoadWait) -> None:
+        """Wait for the load of the model, until the deadline of `wait`."""
+        self.load_wait = wait
+        self.set_due()
+
+    def end_load_wait(self) -> None:
+        """Wait for no load any more."""
+        self.load_wait = None
+        self.set_due()
 
     def set_due(self) -> None:
-        """Compute `due_at`. Call when `load_wait` or `is_stream` has changed."""
+        """Compute `due_at`. Call when what it depends on has changed."""
         due_at = self._deadline if self.load_wait is None else min(self._deadline, self.load_wait.deadline)
         if self.is_stream:
             settings = self.services.settings
@@ -338,6 +443,35 @@ class Exchange:
         elif self.is_stream and now >= answer.last_sent_at + silence_s:
             answer.send_heartbeat(now)
         self.set_due()
+
+    # For hooks, of what they know about the request
+
+    def outlive_client(self) -> None:
+        """Have the request go on when its client leaves."""
+        self.outlives_client = True
+
+    def hide_paths(self) -> None:
+        """Keep files of the server out of the answer's errors, because others than the caller may read the answer.
+        Call before admission."""
+        self.hides_paths = True
+
+    def join_session(self, claim: SessionClaim) -> None:
+        """Make the request a turn of a session. Call before admission."""
+        self.session = claim
+
+    def set_extra_text(self, size: int) -> None:
+        """Set the bytes of text in the engine's prompt that the request does not have, all together.
+        Call before admission."""
+        self.extra_text_bytes = size
+
+    def replace_stream(self) -> None:
+        """Count another request of the same key as one that ends because of this one. Call in `on_request`."""
+        self.ending_requests += 1
+
+    def pass_full_queue(self) -> None:
+        """Have a full queue take the request, because it is a part of one that was let in. Call before
+        admission."""
+        self.goes_on = True
 
     # For stages and hooks
 
@@ -483,7 +617,7 @@ class Exchange:
         if hooks.on_end:
             self._end_hooks(hooks)
         if self._freed_body is not None:
-            services.responses.call_when_written(self._freed_body.free)  # what is stored of it is memory till then
+            services.call_when_written(self._freed_body.free)  # what is stored of it is memory till then
             self._freed_body = None
 
     def _leave_engine(self) -> None:

@@ -6,19 +6,18 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint, ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
 from gateway.exchange.client_response import JSON_LINE
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ExchangeHooks
-from gateway.exchange.inner_requests import InnerAnswer, InnerCall, InnerOpener
-from gateway.exchange.round_client import RoundClient, UsedTokens, fail_by_round
+from gateway.exchange.inner_requests import InnerAnswer, InnerCall, OpenInner, RoundClient, UsedTokens, fail_by_round
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.fan_out import ANSWER_FORMS, PiecedAnswer, Split, plan_split
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.server.call import Handler
-from gateway.sessions.session_name import SESSION_FIELD
+from gateway.sessions import SESSION_FIELD
 from gateway.tenancy.rate_limits import RateLimitEntry
 
 
@@ -31,11 +30,11 @@ class FanOut:
     fails.
     """
 
-    __slots__ = ("_answer", "_client", "_entry", "_errors", "_exchange", "_opener", "_task", "_used")
+    __slots__ = ("_answer", "_client", "_entry", "_errors", "_exchange", "_open_inner", "_task", "_used")
 
-    def __init__(self, exchange: Exchange, opener: InnerOpener, split: Split) -> None:
+    def __init__(self, exchange: Exchange, open_inner: OpenInner, split: Split) -> None:
         self._exchange = exchange
-        self._opener = opener
+        self._open_inner = open_inner
         asked = {name: value for name, value in exchange.request.outline_fields.items() if name != SESSION_FIELD}
         self._answer = PiecedAnswer(ANSWER_FORMS[exchange.api.path], split, asked)
         self._client = RoundClient(exchange)
@@ -96,7 +95,7 @@ class FanOut:
             before_send=(note_slot,),
             on_end=(self._used.add,),
         )
-        handler = self._opener.open_inner(call, exchange.caller, hooks, exchange.answer.request_id)
+        handler = self._open_inner(call, exchange.caller, hooks, exchange.answer.request_id)
         call.handler = handler
         try:
             if not call.response_complete:
@@ -156,7 +155,7 @@ class FanOut:
 
 
 def _go_on(exchange: Exchange, _: ModelRoute) -> None:
-    exchange.goes_on = True
+    exchange.pass_full_queue()
 
 
 def _place_lines(lines: bytes) -> bytes:
@@ -165,13 +164,13 @@ def _place_lines(lines: bytes) -> bytes:
     return b"".join(line + b"\r\n" for line in lines.split(b"\r\n") if line.startswith(names))
 
 
-def _plan(exchange: Exchange, route: ModelRoute, opener: InnerOpener) -> None:
+def _plan(exchange: Exchange, route: ModelRoute, open_inner: OpenInner) -> None:
     split = plan_split(exchange.request.outline_fields, exchange.api.inputs, route)
     if split is not None:
-        exchange.add_hooks(ExchangeHooks(before_admission=(FanOut(exchange, opener, split).begin,)))
+        exchange.add_hooks(ExchangeHooks(before_admission=(FanOut(exchange, open_inner, split).begin,)))
 
 
-def fan_out_hooks(opener: InnerOpener) -> ExchangeHooks:
+def fan_out_hooks(open_inner: OpenInner) -> ExchangeHooks:
     """Return the hooks of requests that may list inputs, to be added after all that answer or keep a stream themselves.
-    `opener` opens the requests for the pieces."""
-    return ExchangeHooks(on_request=(partial(_plan, opener=opener),))
+    `open_inner` opens the requests for the pieces."""
+    return ExchangeHooks(on_request=(partial(_plan, open_inner=open_inner),))

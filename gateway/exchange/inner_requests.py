@@ -1,9 +1,8 @@
 """Inference requests that the gateway makes itself, on behalf of a caller whose own request waits for the answer.
 
 Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics, as a request or as a
-round of one. It does not count for
-its caller's limits, because the caller's own request has. Its answer is kept until it is complete, or handed over in
-the parts in which it comes.
+round of one. It does not count for its caller's limits, because the caller's own request has. Its answer is kept until
+it is complete, or handed over in the parts in which it comes.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
+from contract.errors import ERROR_CODES, RoundhouseError
+from gateway.exchange.client_response import JSON_LINE
+from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import decode_json
+from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.common.sse import data_of, split_events
+from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.common.streams import data_of, split_events
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyRoom
 from gateway.server.call import ClientCall, Handler
 from gateway.tenancy.api_keys import Caller
+from gateway.tenancy.rate_limits import RateLimitEntry
 
 _EMPTY: Final = b""
 
@@ -145,7 +149,7 @@ class _NoConnection:
     transport: asyncio.Transport
     default_lines = _EMPTY
     max_body_bytes = 0
-    local_address = None
+    local_address: str | None = None
 
     def send_continue(self) -> None:
         """See Connection, as for the others."""
@@ -160,27 +164,16 @@ def _no_opener(_: ClientCall) -> Handler:
     raise AssertionError("an inner request is opened by the dispatcher")
 
 
-class InnerOpener(Protocol):
-    """Opens inner requests. Implemented by `InferenceDispatcher`."""
-
-    def open_inner(
-        self, call: ClientCall, caller: Caller, hooks: ExchangeHooks = NO_HOOKS, request_id: str | None = None
-    ) -> Handler:
-        """Return the handler of a request of the gateway's own, at the path of `call`. Raises KeyError if that is no
-        inference API.
-
-        `caller` must have been authenticated. `hooks`: all that the request has. `request_id`: of the client's request
-        that this one is a round of, which counts in metrics in its place; None: it gets a new one. A request that may
-        not come in is answered with its error.
-        """
+OpenInner: TypeAlias = Callable[[ClientCall, Caller, ExchangeHooks, str | None], Handler]
+"""`InferenceDispatcher.open_inner`: opens a request of the gateway's own."""
 
 
 class InnerRequests:
     """Makes requests of the gateway's own. Made once, by `create_gateway`."""
 
-    def __init__(self, opener: InnerOpener, now: Callable[[], float]) -> None:
+    def __init__(self, open_inner: OpenInner, now: Callable[[], float]) -> None:
         """`now` returns monotonic seconds."""
-        self._opener = opener
+        self._open_inner = open_inner
         self._now = now
 
     async def send_request(self, path: str, fields: Fields, headers: list[Header], caller: Caller) -> InnerAnswer:
@@ -192,7 +185,7 @@ class InnerRequests:
         request ends as one whose client leaves.
         """
         call = InnerCall(path.encode(), headers, self._now)
-        handler = self._opener.open_inner(call, caller)
+        handler = self._open_inner(call, caller, NO_HOOKS, None)
         call.handler = handler
         try:
             if not call.response_complete:
@@ -200,3 +193,131 @@ class InnerRequests:
             return await call.answered
         finally:
             call.lose_client()
+
+
+class RoundClient:
+    """The handler of the client's call in the place of its exchange, to which it passes on all but the client's pace:
+    when the client reads slowly, the rounds under way wait for it. A `Handler`."""
+
+    __slots__ = ("_exchange", "_is_full", "_rounds")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._rounds: set[Handler] = set()
+        """The rounds that are under way."""
+        self._is_full = False
+
+    def follow_client(self) -> None:
+        """Take the exchange's place at the client's call, unless another handler has it: that one is not slowed down
+        by the client."""
+        if self._exchange.client.handler is self._exchange:
+            self._exchange.client.handler = self
+
+    def let_go(self) -> None:
+        """Leave the client's call. Call at the end of the exchange."""
+        self._rounds.clear()
+        if self._exchange.client.handler is self:
+            self._exchange.client.handler = None
+
+    def begin_round(self, handler: Handler) -> None:
+        """Slow `handler` down when the client is slow, from now on until `end_round`."""
+        self._rounds.add(handler)
+
+    def slow_round(self) -> None:
+        """Have the rounds wait if the client has not caught up. Call when a part of a round has come: before, it has
+        nothing to stop."""
+        if self._is_full:
+            for handler in self._rounds:
+                handler.client_full()
+
+    def end_round(self, handler: Handler) -> None:
+        """Slow `handler` down no more: its round is over, or did not begin."""
+        self._rounds.discard(handler)
+
+    # Handler
+
+    def take_body(self, body: bytes | LargeBody) -> None:
+        """Do nothing. Never called: the body was complete before."""
+
+    def fail_request(self, error: RoundhouseError) -> None:
+        """See Exchange."""
+        self._exchange.fail_request(error)
+
+    def client_gone(self) -> None:
+        """See Exchange."""
+        self._exchange.client_gone()
+
+    def client_full(self) -> None:
+        """Have the rounds stop reading from their engines."""
+        self._is_full = True
+        self.slow_round()
+
+    def client_ready(self) -> None:
+        """Have the rounds read from their engines again."""
+        self._is_full = False
+        for handler in self._rounds:
+            handler.client_ready()
+
+
+class UsedTokens:
+    """The tokens of all rounds of a request, for the limits of its key."""
+
+    __slots__ = ("completion", "is_partial", "prompt", "was_sent")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.completion = 0
+        """Generated tokens; of a round whose engine sent no count, those that came."""
+        self.was_sent = False
+        """An engine was asked."""
+        self.is_partial = False
+        """Of an answer, or of a part of one, the engine sent no count."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the prompt tokens and generated tokens of all rounds so far."""
+        return self.prompt + self.completion
+
+    def add(self, exchange: Exchange) -> None:
+        """Add the tokens of a round that has ended: `exchange` is its inner request."""
+        account = exchange.account
+        self.was_sent = self.was_sent or account.attempts > 0
+        if account.usage is None:
+            self.completion += account.passed_tokens
+            self.is_partial = self.is_partial or (account.attempts > 0 and exchange.answer.status < 400)
+        else:
+            self.prompt += account.usage.prompt
+            self.completion += account.usage.completion
+
+    def settle(self, entry: RateLimitEntry, now: float) -> None:
+        """Settle what the request takes of its key's limits, at its end. `now`: monotonic seconds."""
+        entry.settle_request(
+            now,
+            None if self.is_partial else self.total,
+            was_sent=self.was_sent,
+            is_failed=False,
+            passed_tokens=self.total,
+        )
+
+
+def fail_by_round(exchange: Exchange, error: Fields, lines: bytes) -> None:
+    """End the client's request with the error of a round, which has every field of our envelope, in the form that the
+    answer allows. `lines`: header lines of the round's answer; empty: it was a stream."""
+    own_error = _own_error(error, lines)
+    if own_error is not None:
+        exchange.fail_request(own_error)
+    else:
+        exchange.answer.send_whole(error["status"], JSON_LINE, encode_json({"error": error}))
+        exchange.close()
+
+
+def _own_error(error: Fields, lines: bytes) -> RoundhouseError | None:
+    """Return the error of the gateway's own that a round was answered with; None: it is the engine's. `lines`: header
+    lines of the answer."""
+    if error["code"] not in ERROR_CODES:
+        return None
+    after = next((line[12:] for line in lines.split(b"\r\n") if line.startswith(b"retry-after:")), None)
+    retry_after_s = None if after is None else float(after)
+    own_error = RoundhouseError(error["code"], error["message"], param=error.get("param"), retry_after_s=retry_after_s)
+    is_own = own_error.build_envelope(error.get("request_id")).error.model_dump() == error
+    return own_error if is_own else None

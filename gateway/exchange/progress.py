@@ -1,4 +1,5 @@
-"""SSE comments that report what a stream waits for, and when they are due. Pure: `now` is monotonic seconds.
+"""SSE comments that report what a stream waits for, when they are due, and who is to be told. Pure: `now` is monotonic
+seconds.
 
 A client asks for them by a header: `X-Progress: true` for queue, load and prefill; `X-Load-Progress: true` for the load
 of the model alone, in another form.
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, Literal, NamedTuple
 
-from controller.schema.routing import ModelRoute
-from gateway.admission.admission import QueuePlace
+from contract.routing import ModelRoute
+from gateway.admission.ticket import QueuePlace
 from gateway.protocols.chat.prompt_progress import PromptProgress
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.routing.availability import room_wait
@@ -20,7 +21,7 @@ PROGRESS_HEADER: Final = b"x-progress"
 LOAD_PROGRESS_HEADER: Final = b"x-load-progress"
 TOLD_EVERY_S: Final = 0.25
 """Minimum seconds between two comments of one request, but for urgent changes."""
-_HEADERS: Final = frozenset((PROGRESS_HEADER, LOAD_PROGRESS_HEADER))
+PROGRESS_HEADERS: Final = frozenset((PROGRESS_HEADER, LOAD_PROGRESS_HEADER))
 
 
 class Progress(NamedTuple):
@@ -48,7 +49,7 @@ def asked_progress(headers: Sequence[Header]) -> Collection[bytes]:
     any case. `headers`: names in lower case. Empty if the client asks for no progress."""
     asked: Collection[bytes] = ()
     for name, value in headers:
-        if name in _HEADERS and value.strip().lower() == b"true":
+        if name in PROGRESS_HEADERS and value.strip().lower() == b"true":
             asked = (*asked, name)
     return asked
 

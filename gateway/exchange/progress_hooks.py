@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from controller.schema.routing import Endpoint, ModelRoute
-from gateway.admission.admission import QueuePlace, Ticket
-from gateway.exchange.attempt import AnswerForm
-from gateway.exchange.exchange import Exchange
-from gateway.exchange.hooks import ExchangeHooks
+from contract.routing import Endpoint, ModelRoute
+from gateway.admission.admission import Admission
+from gateway.admission.ticket import QueuePlace, Ticket
+from gateway.exchange.hooks import AnswerForm, ConditionalHook, ExchangeHooks, Trigger
 from gateway.exchange.progress import (
     LOAD_PROGRESS_HEADER,
     PROGRESS_HEADER,
+    PROGRESS_HEADERS,
     Progress,
     ProgressPace,
     asked_progress,
@@ -25,9 +25,12 @@ from gateway.protocols.chat.prompt_progress import (
     tells_progress,
 )
 
+if TYPE_CHECKING:
+    from gateway.exchange.exchange import Exchange
+
 
 class ProgressRun:
-    """Sends one client the progress comments of its request: queue, load and prefill. A `ProgressTeller`.
+    """Sends one client the progress comments of its request: queue, load and prefill.
 
     Made for a stream with `X-Progress: true`; lives as long as the exchange, whose hooks call it.
     """
@@ -104,7 +107,7 @@ class ProgressRun:
         self._end_prefill()
         exchange.services.progress.tellers.discard(self)
 
-    # ProgressTeller
+    # From the board
 
     def take_place(self, place: QueuePlace) -> None:
         """Take the request's place in the queue as it is now, and send the client a comment if the change is due.
@@ -153,6 +156,32 @@ class ProgressRun:
         self._exchange.services.ledger.end_prefill(self._exchange.answer.request_id)
 
 
+class ProgressBoard:
+    """The requests of a gateway whose clients asked for progress comments (`X-Progress`). `Services.progress`.
+
+    `ProgressRun` adds and removes them; the dispatcher's timer calls `run_due`.
+    """
+
+    def __init__(self) -> None:
+        self.tellers: set[ProgressRun] = set()
+        """One for each such request, from its preparation to its end."""
+        self.queued: dict[Ticket, ProgressRun] = {}
+        """Those of `tellers` whose request waits in the queue, by the request's ticket."""
+
+    def run_due(self, admission: Admission, now: float) -> None:
+        """Tell each queued request its present place in `admission`, and send all comments that are due.
+
+        Call about twice a second. `now`: monotonic seconds.
+        """
+        for model in {ticket.model for ticket in self.queued}:
+            for ticket, place in admission.list_places(model):
+                teller = self.queued.get(ticket)
+                if teller is not None:
+                    teller.take_place(place)
+        for teller in list(self.tellers):
+            teller.tell_due(now)
+
+
 def _tell_load(exchange: Exchange, route: ModelRoute) -> None:
     comment = exchange.load_wait.next_comment(route) if exchange.load_wait is not None else None
     if comment is not None:
@@ -174,5 +203,5 @@ def _tell_progress(exchange: Exchange, _: ModelRoute) -> None:
         exchange.add_hooks(run.hooks())
 
 
-PROGRESS_HOOKS: Final = ExchangeHooks(on_request=(_tell_progress,))
+PROGRESS_HOOKS: Final = ExchangeHooks(on_request=(ConditionalHook(_tell_progress, Trigger(headers=PROGRESS_HEADERS)),))
 """For requests by HTTP. After the hooks that complete them."""

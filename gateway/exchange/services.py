@@ -2,36 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from contract.routing import Endpoint
 from gateway.admission.admission import Admission
 from gateway.admission.answer_pace import AnswerPaces
+from gateway.admission.ticket import Grant
 from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
-from gateway.documents.reader import DocumentReader
-from gateway.exchange.document_search import DocumentSearch
-from gateway.exchange.grant_dispatcher import GrantDispatcher
-from gateway.exchange.progress_board import ProgressBoard
-from gateway.ingress.admin_gate import AdminGate
-from gateway.ingress.response_headers import ResponseHeaders
-from gateway.metrics.registry import Metrics
+from gateway.exchange.client_response import ResponseHeaders
+from gateway.exchange.progress_hooks import ProgressBoard
+from gateway.ingress.access_rules import AdminGate
+from gateway.metrics.request_metrics import Metrics
 from gateway.protocols.common.fan_out import Bounds
-from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import LiveRoutes
 from gateway.settings import GatewaySettings
-from gateway.storage.completions.registry import StoredCompletions
-from gateway.storage.responses.registry import StoredResponses
-from gateway.streams.resumable_streams import ResumableStreams
 from gateway.tenancy.rate_limits import RateLimits
-from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 
 if TYPE_CHECKING:
     from gateway.exchange.exchange import Exchange
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
+
+class GrantDispatcher:
+    """Delivers the grants of `Admission` to the owners of their tickets. One object per gateway: `Services.grants`.
+
+    Delivers in a loop: a request that fails at once passes its slot to the next one, which may fail too, and nested
+    calls would go as deep as the queue is long.
+    """
+
+    def __init__(self) -> None:
+        self._grants: deque[Grant] = deque()
+        self._is_dispatching = False
+
+    def grant_slots(self, grants: Iterable[Grant]) -> None:
+        """Call `use_slot` of each ticket's owner with its endpoint, or `fail_request` with its error.
+
+        When this returns, all grants are delivered, unless the caller is itself an owner that a grant is being
+        delivered to: then this returns at once, and the outer call delivers them. An exception of an owner is logged
+        and not raised.
+        """
+        self._grants.extend(grants)
+        if self._is_dispatching:
+            return
+        self._is_dispatching = True
+        try:
+            while self._grants:
+                ticket, outcome = self._grants.popleft()
+                try:
+                    if isinstance(outcome, Endpoint):
+                        ticket.owner.use_slot(outcome)
+                    else:
+                        ticket.owner.fail_request(outcome)
+                except Exception:
+                    logger.exception("a grant could not be delivered")
+        finally:
+            self._is_dispatching = False
+
+
+@dataclass(slots=True)
 class Services:
     """The parts of the gateway that all exchanges share, so that an exchange finds each of them in one place.
 
@@ -48,27 +83,25 @@ class Services:
     remotes: RemoteProber
     metrics: Metrics
     lines: ResponseHeaders
-    responses: StoredResponses
-    completions: StoredCompletions
-    streams: ResumableStreams
     now: Callable[[], float]
     """Returns monotonic seconds."""
     clock: Callable[[], float]
     """Returns Unix time in seconds."""
     paces: AnswerPaces = field(default_factory=AnswerPaces)
     progress: ProgressBoard = field(default_factory=ProgressBoard)
-    turns: GrantDispatcher = field(default_factory=GrantDispatcher)
-    documents: DocumentReader = field(default_factory=DocumentReader)
-    document_search: DocumentSearch = field(default_factory=lambda: DocumentSearch(None))
-    tools: ToolRunner | None = None
-    """The tools that responses may have run; None: there are none."""
+    grants: GrantDispatcher = field(default_factory=GrantDispatcher)
+    call_when_written: Callable[[Callable[[], None]], None] = field(default=lambda callback: callback())
+    """Calls its argument when everything that was to be stored until now is written: at once where nothing is. Set by
+    `create_gateway` alone."""
     bounds: Bounds = field(init=False)
     """What one request may ask for, from the settings."""
+    hold_bytes: int = field(init=False)
+    """The setting `answer_buffer_bytes`: maximum bytes of a blocking answer that are held until it is complete."""
     exchanges: set[Exchange] = field(default_factory=set)
     """All exchanges from the time their caller is known to their end."""
 
     def __post_init__(self) -> None:
-        """Set `bounds`."""
+        """Set `bounds` and `hold_bytes`."""
         settings = self.settings
-        bounds = Bounds(settings.max_inputs, settings.max_choices, settings.max_images)
-        object.__setattr__(self, "bounds", bounds)
+        self.bounds = Bounds(settings.max_inputs, settings.max_choices, settings.max_images)
+        self.hold_bytes = settings.answer_buffer_bytes

@@ -9,17 +9,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint, ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
 from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.exchange import Exchange
-from gateway.exchange.hooks import ExchangeHooks
+from gateway.exchange.hooks import ConditionalHook, ExchangeHooks, Trigger
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses.context import ResponseContext
-from gateway.sessions.replica_sessions import Sampling, SessionClaim
-from gateway.sessions.session_name import SESSION_FIELD, derive_session_key, find_session_name
-from gateway.sessions.transcript import Transcript
+from gateway.sessions import (
+    CONVERSATION_HEADER,
+    NAMING_FIELDS,
+    SESSION_FIELD,
+    Sampling,
+    SessionClaim,
+    Transcript,
+    derive_session_key,
+    find_session_name,
+)
 
 
 class DecisionTeller:
@@ -88,11 +95,16 @@ def _drop_session_field(request: InferenceRequest) -> None:
 
 def _claim_session(exchange: Exchange, *, key: bytes) -> bool:
     request = exchange.request
-    exchange.session = claim = SessionClaim(key, Transcript.of(request), Sampling.of(request.outline_fields))
+    claim = SessionClaim(key, Transcript.of(request), Sampling.of(request.outline_fields))
+    exchange.join_session(claim)
     turn = _Turn(claim, exchange.answer)
     exchange.add_hooks(ExchangeHooks(before_send=(turn.tell_decision,), on_end=(turn.count_turn,)))
     return False
 
 
 SESSION_HOOKS: Final = ExchangeHooks(on_request=(_find_session,))
-"""For requests to APIs with conversations. Add them after the hooks that load the history that a request continues."""
+"""For requests that make responses, whose history names a session, too. Add them after the hooks that load it."""
+NAMED_SESSION_HOOKS: Final = ExchangeHooks(
+    on_request=(ConditionalHook(_find_session, Trigger(NAMING_FIELDS, frozenset((CONVERSATION_HEADER,)))),)
+)
+"""For requests to other APIs with conversations."""

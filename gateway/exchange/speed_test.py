@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from controller.schema.errors import ERROR_CODES, RoundhouseError
-from controller.schema.routing import ModelRoute
+from contract.errors import ERROR_CODES, RoundhouseError
+from contract.routing import ModelRoute
 from gateway.exchange.inner_requests import InnerAnswer, InnerRequests
 from gateway.protocols.api_matrix import offers_path
 from gateway.protocols.common.conversation import Fields

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from common.log_formats import tag_request
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.exchange.client_response import AnsweredCall, DiscardingCall, RecordingCall
 from gateway.server.asgi import error_headers
 from gateway.server.call import header_lines
-from gateway.storage.store import ObjectWrite
 
 if TYPE_CHECKING:
     from gateway.exchange.exchange import Exchange
@@ -25,6 +25,40 @@ logger = logging.getLogger(__name__)
 HOLD_S: Final = 10.0
 """The most seconds that an end waits for the store. Afterwards the answer counts as not stored, and is not found later
 even if the store writes it after all."""
+
+
+class ObjectWrite:
+    """The write of one object to the store of answers, which has begun. Belongs to the event loop."""
+
+    __slots__ = ("_undo", "done", "is_given_up")
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        """`undo`: called by `give_up`, to take the object out of the store once the write has ended."""
+        self._undo = undo
+        self.is_given_up = False
+        """Nobody waits for the write any more: the store's thread leaves it out, if it has not begun it."""
+        self.done: asyncio.Future[RoundhouseError | None] = asyncio.get_running_loop().create_future()
+        """None: the object is committed. Otherwise `response_store_failed`: it is not, and will not be. The future has
+        no exception."""
+
+    def give_up(self, reason: str) -> None:
+        """End the write as failed, although the store has not answered. An object that is written nevertheless is taken
+        out again: a client that was told that it is not stored does not find it later. Does nothing once it is done."""
+        if not self.done.done():
+            self.is_given_up = True
+            self.done.set_result(store_error(reason))
+            self._undo()
+
+
+def failed_write(reason: str) -> ObjectWrite:
+    """Return a write that has failed already, of an object that the store did not get."""
+    write = ObjectWrite(lambda: None)
+    write.done.set_result(store_error(reason))
+    return write
+
+
+def store_error(reason: str) -> RoundhouseError:
+    return RoundhouseError("response_store_failed", f"The database of stored responses failed: {reason}.")
 
 
 class AnswerKeeper(Protocol):

@@ -1,4 +1,3 @@
-"""Access control. `authenticator` checks API keys, `admin_gate` scopes and admin addresses, `host_check` and `cors` the
-Host and Origin headers. `middleware` applies them to routes of the web framework, `response_headers` renders the
-gateway's own headers.
+"""Access control. `authenticator` checks API keys, `access_rules` scopes, admin addresses, and the Host and Origin
+headers. `middleware` applies them to routes of the web framework.
 """

@@ -1,22 +1,84 @@
-"""Authentication: by API key where keys are declared, else by Host and Origin headers that name this machine."""
+"""Who asks: clients by their API keys, and programs of this installation, which show a token instead of a key."""
 
 from __future__ import annotations
 
 import hmac
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from controller.schema.errors import RoundhouseError
-from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import HostCheck, check_host_form
-from gateway.ingress.internal_callers import InternalCallers
-from gateway.routing.live_routes import LiveRoutes
+from common.internal_tokens import RETRIEVAL_TOKEN
+from contract.errors import RoundhouseError
+from contract.keys import Key
+from contract.retrieval import BACKGROUND_HEADER
+from gateway.ingress.access_rules import check_host_form
+from gateway.routing.table import LiveRoutes
 from gateway.server.asgi import Header
-from gateway.tenancy.api_keys import Caller
-from gateway.tenancy.clients import ClientDirectory
+from gateway.tenancy.api_keys import Caller, ClientDirectory
 
 logger = logging.getLogger(__name__)
+
+
+NAME: Final = "(retrieval)"
+"""Name of the caller in logs and metrics; no key can have it."""
+BACKGROUND_WEIGHT: Final = 1e-4
+"""Share of a busy model for work that nobody waits for: fair queueing lets ten thousand seconds of other requests go
+before each second of it. An idle model serves it at once."""
+
+_TOKEN_NAME: Final = RETRIEVAL_TOKEN.header.encode()
+_BACKGROUND_NAME: Final = BACKGROUND_HEADER.encode()
+_ORIGIN: Final = b"origin"
+
+
+class InternalCallers:
+    """Recognises requests of the retrieval program by the token that it shares with the gateway, and lets them have the
+    routes that the token opens (`RETRIEVAL_TOKEN`) and no other. Made once."""
+
+    def __init__(self, read_token: Callable[[], str | None], concurrency: int) -> None:
+        """`read_token`: returns the token that retrieval shares with the gateway; None: there is none now.
+        `concurrency`: maximum number of its requests at a time, waiting ones included."""
+        self._read_token = read_token
+        key = Key(
+            name="retrieval",
+            sha256="",
+            tenant=NAME,
+            scopes=("inference",),
+            service_tiers=("default",),
+            concurrency=concurrency,
+        )
+        self._interactive = replace(Caller.of(key), name=NAME, is_internal=True)
+        self._background = replace(self._interactive, tenant=f"{NAME} background", weight=BACKGROUND_WEIGHT)
+
+    def find_caller(self, headers: Sequence[Header], method: str, path: str) -> Caller | None:
+        """Return the retrieval program as the caller of a request that carries its token.
+
+        None: the request carries no token, and must be authenticated in another way. The caller has the scope
+        `inference` alone. `headers`: with names in lower case. `path`: decoded, without the query. If a token is shown,
+        `read_token` is called, which may read a file. A request marked as background work gets a caller of its own
+        tenant with the weight `BACKGROUND_WEIGHT`; both count against the same `concurrency`.
+
+        Raises:
+            RoundhouseError: `invalid_api_key` if the token is wrong, if the gateway has none now, or if the request has
+                an Origin header, as those of web pages have; `scope_required` if the token does not open the route.
+        """
+        shown: bytes | None = None
+        for name, value in headers:
+            if name == _TOKEN_NAME:
+                shown = value
+                break
+        if shown is None:
+            return None
+        names = dict(headers)
+        token = self._read_token()
+        if token is None or _ORIGIN in names or not hmac.compare_digest(shown, token.encode()):
+            message = f"The header {RETRIEVAL_TOKEN.header} is for Roundhouse's own programs."
+            raise RoundhouseError("invalid_api_key", message)
+        if not RETRIEVAL_TOKEN.opens_route("gateway", method, path):
+            opened = " and ".join(" ".join(route) for route in sorted(RETRIEVAL_TOKEN.opens["gateway"] or ()))
+            raise RoundhouseError("scope_required", f"The token of retrieval opens {opened}, and nothing else.")
+        return self._background if names.get(_BACKGROUND_NAME) == b"1" else self._interactive
+
 
 _BEARER: Final = b"bearer "
 _FRAMES_ORIGIN: Final = (b"origin", b"null")
@@ -33,8 +95,7 @@ class Authenticator:
     def __init__(
         self,
         live: LiveRoutes,
-        hosts: HostCheck,
-        cors: Cors,
+        check_origin: Callable[[Sequence[Header]], None],
         clients: ClientDirectory,
         clock: Callable[[], float],
         *,
@@ -42,13 +103,13 @@ class Authenticator:
         internal: InternalCallers | None = None,
         read_metrics_key: Callable[[], str | None] | None = None,
     ) -> None:
-        """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
+        """`check_origin`: raises RoundhouseError for Host and Origin headers that are not accepted (`HostCheck`).
+        `serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
         callers without a key apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse;
         None: there are none. `read_metrics_key`: returns the key of the metrics, or None where its file has none now;
         None: everybody may read them."""
         self._live = live
-        self._hosts = hosts
-        self._cors = cors
+        self._check_origin = check_origin
         self._clients = clients
         self._clock = clock
         self._serves_everybody = serves_everybody
@@ -80,7 +141,7 @@ class Authenticator:
         if not self._serves_everybody:
             message = "No keys are declared, and this gateway listens on an address that others reach."
             raise RoundhouseError("keys_required", message)
-        self._hosts.check_request(headers, self._cors)
+        self._check_origin(headers)
         return self._clients.find_caller(headers)
 
     def check_metrics_request(self, headers: Sequence[Header]) -> None:
@@ -119,7 +180,7 @@ class Authenticator:
         if routes is not None and not routes.keys.is_empty:
             check_host_form(headers, may_lack_host=not is_http_1_1)
         else:
-            self._hosts.check_request([header for header in headers if header != _FRAMES_ORIGIN], self._cors)
+            self._check_origin([header for header in headers if header != _FRAMES_ORIGIN])
 
 
 class KeylessWarning:

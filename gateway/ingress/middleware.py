@@ -1,6 +1,5 @@
-"""ASGI middleware before FastAPI: gives each request an id, authenticates and authorizes it, and counts its limits.
-
-Every failure is answered with the error envelope.
+"""Access control of the routes that FastAPI serves. Each route declares what it demands where it is defined; a route
+without a declaration is not open: the gateway does not start. Every failure is answered with the error envelope.
 """
 
 from __future__ import annotations
@@ -8,16 +7,17 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from starlette.routing import BaseRoute, Route
 
 from common.log_formats import tag_request
-from controller.schema.errors import RoundhouseError
-from gateway.ingress.admin_gate import AdminGate
+from contract.errors import RoundhouseError
+from contract.route_spec import Access
+from gateway.ingress.access_rules import AdminGate, Cors, refusal_headers
 from gateway.ingress.authenticator import Authenticator
-from gateway.ingress.cors import Cors
-from gateway.ingress.response_headers import refusal_headers
-from gateway.ingress.route_access import Access, RouteAccess
 from gateway.server.asgi import (
     AsgiApp,
     Header,
@@ -36,6 +36,82 @@ from gateway.tenancy.rate_limits import RateLimitEntry, RateLimits, client_heade
 
 logger = logging.getLogger(__name__)
 
+
+UNKNOWN_ROUTE_ACCESS: Final[Access] = "any_key"
+"""Access of paths and methods that no route has, so that clients without a key cannot learn which routes exist."""
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+class UndeclaredRouteError(Exception):
+    """Some routes declare no access. The text names all of them.
+
+    Raised at start, so that the gateway does not start.
+    """
+
+
+def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
+    """Return a decorator that declares the access of an endpoint's route. Put it below FastAPI's decorator.
+
+    It sets an attribute of the function and returns the same function; the access is enforced by `IngressMiddleware`.
+    """
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.required_access = access  # type: ignore[attr-defined] # functions take attributes
+        return endpoint
+
+    return declare
+
+
+class RouteAccess:
+    """The access that each route of FastAPI declares, looked up by method and path.
+
+    Made once, of all routes, at start.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        """Collect the declarations of `routes`.
+
+        Raises:
+            UndeclaredRouteError: a route declares no access, or is no `starlette.routing.Route` (a mount, a WebSocket).
+        """
+        declared_routes: list[tuple[Route, Access]] = []
+        undeclared_routes: list[str] = []
+        for route in routes:
+            access = getattr(getattr(route, "endpoint", None), "required_access", None)
+            if isinstance(route, Route) and access is not None:
+                declared_routes.append((route, access))
+            else:
+                undeclared_routes.append(_describe_route(route))
+        if undeclared_routes:
+            raise UndeclaredRouteError(f"no access is declared for {', '.join(undeclared_routes)}")
+        self._declared_routes: Sequence[tuple[Route, Access]] = declared_routes
+
+    def list_declarations(self) -> list[tuple[str, str, Access]]:
+        """Return (method, path as declared, access) of each route and method, sorted by method, then path. Method `*`:
+        the route serves every method."""
+        return sorted(
+            (method, route.path, access)
+            for route, access in self._declared_routes
+            for method in (route.methods or ("*",))
+        )
+
+    def find_access(self, method: str, path: str) -> Access:
+        """Return the access of the first route for this method and path; `UNKNOWN_ROUTE_ACCESS` if there is none.
+
+        `path`: percent-decoded, without the query.
+        """
+        for route, access in self._declared_routes:
+            if (not route.methods or method in route.methods) and route.path_regex.match(path):
+                return access
+        return UNKNOWN_ROUTE_ACCESS
+
+
+def _describe_route(route: BaseRoute) -> str:
+    methods = ",".join(sorted(getattr(route, "methods", None) or ("*",)))
+    return f"{methods} {getattr(route, 'path', route)}"
+
+
 _READING_METHODS: Final = ("GET", "HEAD")
 _STREAM_PATHS: Final = "/v1/stream"
 """Of requests that read, stop or look up a stream: the stream itself is counted as a request at a time."""
@@ -52,6 +128,16 @@ def request_id_source() -> Callable[[], str]:
     return lambda: f"req-{process}-{next(numbers):x}"
 
 
+@dataclass(frozen=True, slots=True)
+class IngressChecks:
+    """What decides whether a request comes in."""
+
+    authenticator: Authenticator
+    gate: AdminGate
+    limits: RateLimits
+    cors: Cors
+
+
 class IngressMiddleware:
     """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
 
@@ -65,32 +151,25 @@ class IngressMiddleware:
     def __init__(
         self,
         framework: AsgiApp,
-        authenticator: Authenticator,
-        gate: AdminGate,
-        limits: RateLimits,
-        cors: Cors,
-        *,
+        checks: IngressChecks,
         access: RouteAccess,
-        max_body_bytes: int,
-        larger_bodies: Mapping[str, int],
+        *,
+        max_body_bytes: Callable[[str], int],
         next_id: Callable[[], str],
         now: Callable[[], float],
     ) -> None:
-        """`framework`: the FastAPI application. `access`: what each route requires. `larger_bodies`: largest body in
-        bytes by path, where it is not `max_body_bytes`.
-
-        `next_id`: makes request ids, see `request_id_source`. `now`: monotonic seconds.
-        """
+        """`framework`: the FastAPI application. `access`: what each route requires. `max_body_bytes`: returns the
+        largest body in bytes of a path. `next_id`: makes request ids, see `request_id_source`. `now`: monotonic
+        seconds."""
         self._framework = framework
-        self._authenticator = authenticator
-        self._gate = gate
-        self._limits = limits
-        self._now = now
-        self._cors = cors
+        self._authenticator = checks.authenticator
+        self._gate = checks.gate
+        self._limits = checks.limits
+        self._cors = checks.cors
         self.access = access
         self._max_body_bytes = max_body_bytes
-        self._larger_bodies = larger_bodies
         self._next_id = next_id
+        self._now = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, or pass the lifespan events on to FastAPI.
@@ -177,7 +256,7 @@ class IngressMiddleware:
             await send(message)
 
         try:
-            limit = self._larger_bodies.get(scope["path"], self._max_body_bytes)
+            limit = self._max_body_bytes(scope["path"])
             await self._framework(scope, limit_body(receive, limit), with_headers)
         except Exception:
             request_id = request_id_of(scope)

@@ -1,5 +1,5 @@
 """The gateway's Prometheus metrics, and the engines' on one page.
 
-`registry` holds them, `request_metrics` declares those that requests count in, `fast_counters` makes one count cost one
-addition; `engine_scraper` reads engines when Prometheus asks.
+`request_metrics` holds them, and those that requests count in, where one count costs one addition; `state_metrics` has
+those that are read off other parts; `engine_scraper` reads engines when Prometheus asks.
 """

@@ -9,11 +9,10 @@ from typing import Final
 
 import aiohttp
 
-from common.network.bounded_answer import gather_whole
-from common.network.errors import UnreadableAnswerError
-from controller.schema.routing import Endpoint
+from common.network.transport import UnreadableAnswerError, gather_whole
+from contract.routing import Endpoint
 from gateway.metrics.engine_exposition import EnginePage, merge_pages
-from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import LiveRoutes
 
 TIMEOUT_S: Final = 2.0
 """Seconds that one engine may take. Prometheus gives a target 10 s."""

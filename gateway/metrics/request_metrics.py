@@ -1,4 +1,7 @@
-"""What the gateway counts of its requests: once each, at the request's end, through series that are kept.
+"""The gateway's Prometheus registry, and the counters of requests in it, made for the hot path.
+
+Not safe across threads. The classes of prometheus_client take a lock and create objects on each call, which costs more
+than the rest of the gateway's work for a request.
 
 No label holds a client's text, but the bounded label `client`: models and keys are declared; routes, error codes and
 statuses are the gateway's.
@@ -6,14 +9,106 @@ statuses are the gateway's.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
-from prometheus_client.core import Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.metrics.fast_counters import FastCounter, FastCounters, FastHistogram, FastHistograms
 from gateway.protocols.common.dialect import Usage
+from gateway.tenancy.api_keys import clean_client_text
+
+
+class FastCounter:
+    """One series of a counter. Add to `value` to count, in one thread only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
+class FastCounters:
+    """A counter metric with labels: one series per combination of label values. Use it from one thread."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        """`name`: without `_total`. `text`: the metric's help. `labels`: names of the labels."""
+        self._name, self._text, self._labels = name, text, labels
+        self._series: dict[tuple[str, ...], FastCounter] = {}
+
+    def counter_of(self, *labels: str) -> FastCounter:
+        """Return the series of these label values: one value per label, in the order of the metric's labels (not
+        checked).
+
+        The series is created on first use. Keep it if you count often: it is never removed or replaced.
+        """
+        return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
+
+    def list_values(self) -> list[tuple[tuple[str, ...], float]]:
+        """Return the label values of each series, and its count, in the order in which the series were created."""
+        return [(labels, counter.value) for labels, counter in self._series.items()]
+
+    def sum_all(self) -> float:
+        """Return the sum over all series."""
+        return sum(counter.value for counter in self._series.values())
+
+    def sum_where(self, index: int, value: str) -> float:
+        """Return the sum over the series whose label number `index`, from 0, is `value`."""
+        return sum(counter.value for labels, counter in self._series.items() if labels[index] == value)
+
+    def make_family(self) -> Metric:
+        """Return the metric with all its series in prometheus_client's form."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, counter in self._series.items():
+            family.add_metric(labels, counter.value)
+        return family
+
+
+class FastHistogram:
+    """One series of a histogram: counts by bucket, and the sum of the values. Use it from one thread. `bounds`: upper
+    bounds of the buckets, ascending, without `+Inf`."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Number of values in each bucket, not cumulative; the last is for values above every bound."""
+        self.sum = 0.0
+
+    def observe_value(self, value: float) -> None:
+        """Count one value. A value equal to a bucket's upper bound belongs to that bucket."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class FastHistograms:
+    """A histogram metric with labels: one series per combination of label values. Use it from one thread."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        """`text`: the metric's help. `bounds`: upper bounds of the buckets, ascending, without `+Inf`."""
+        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+        self._series: dict[tuple[str, ...], FastHistogram] = {}
+
+    def histogram_of(self, *labels: str) -> FastHistogram:
+        """Return the series of these label values: one value per label, in the order of the metric's labels (not
+        checked).
+
+        The series is created on first use. Keep it if you count often: it is never removed or replaced.
+        """
+        return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
+
+    def make_family(self) -> Metric:
+        """Return the metric with all its series in prometheus_client's form."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        upper_bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, histogram in self._series.items():
+            family.add_metric(labels, list(zip(upper_bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+        return family
+
 
 Outcome = Literal["completed", "errored", "cancelled"]
 """How a request ended."""
@@ -413,3 +508,77 @@ class RequestCollector(Collector):
         scrape."""
         for family in vars(self).values():
             yield family.make_family()
+
+
+class Metrics:
+    """The gateway's Prometheus registry, and the counters of its requests.
+
+    Made once; use it in the event loop. Collectors of other metrics are registered in `registry`, each once. Series
+    stay until a restart, including those of models and keys that are no longer declared.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = RequestCollector()
+        self._series: dict[tuple[str, str], RequestSeries] = {}
+        self._models: dict[str, ModelSeries] = {}
+        self._keys: dict[str, KeySeries] = {}
+        self._clients: dict[bytes, ClientSeries] = {}
+        self._other_clients: ClientSeries | None = None
+        self._tools: set[str] = set()
+        self.registry.register(self.requests)
+
+    def series_of(self, model: str, route: str) -> RequestSeries:
+        """Return the counters of a model on a route, created on first use.
+
+        `model`: the name of a declared model, or `UNKNOWN_MODEL`; never a client's text. `route`: the path as declared.
+        """
+        series = self._series.get((model, route))
+        if series is None:
+            series = self._series[model, route] = RequestSeries(self.requests, model, route)
+        return series
+
+    def model_series_of(self, model: str) -> ModelSeries:
+        """Return the counters of a model on all routes, created on first use. `model`: the name of a declared model, or
+        `UNKNOWN_MODEL`; never a client's text."""
+        series = self._models.get(model)
+        if series is None:
+            series = self._models[model] = ModelSeries(self.requests, model)
+        return series
+
+    def client_series_of(self, client_text: bytes) -> ClientSeries:
+        """Return the counters of a client, created on first use.
+
+        `client_text`: how the client names itself (`find_client_text`), not cleaned.
+
+        The first `MAX_CLIENTS` (100) names have counters of their own; all others share those of `other`.
+        """
+        return self._clients.get(client_text) or self._add_client(client_text)
+
+    def _add_client(self, client_text: bytes) -> ClientSeries:
+        if len(self._clients) < MAX_CLIENTS:
+            client = clean_client_text(client_text).decode("ascii")
+            series = self._clients[client_text] = ClientSeries(self.requests, client)
+            return series
+        if self._other_clients is None:
+            self._other_clients = ClientSeries(self.requests, OTHER_CLIENTS)
+        return self._other_clients
+
+    def key_series_of(self, name: str) -> KeySeries:
+        """Return the counters of a key, created on first use. `name`: the name of a declared key, not its secret."""
+        series = self._keys.get(name)
+        if series is None:
+            series = self._keys[name] = KeySeries(self.requests, name)
+        return series
+
+    def count_tool_call(self, tool: str, outcome: str) -> None:
+        """Count an ended call of a tool. `outcome`: `ok`, `error` (the tool said so), `refused`, `timeout`, `failed` or
+        `cancelled`. `tool`: the name of a tool that there is, or `unknown`; the first `MAX_TOOLS` (200) have counters
+        of their own, all others share those of `other`."""
+        if tool not in self._tools:
+            if len(self._tools) < MAX_TOOLS:
+                self._tools.add(tool)
+            else:
+                tool = OTHER_TOOLS
+        self.requests.tool_calls.counter_of(tool, outcome).value += 1

@@ -1,17 +1,19 @@
-"""Gauges and counters that are read off other parts of the gateway when Prometheus asks."""
+"""Gauges and counters that are read off other parts of the gateway when Prometheus asks, and the metrics under
+LocalLLM's names (ADR 25), computed from Roundhouse's own, so that requests are counted once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
-from gateway.routing.live_routes import LiveRoutes
-from gateway.storage.responses.records import StoredTotals
-from gateway.streams.stream_totals import StreamTotals
+from gateway.metrics.request_metrics import RequestCollector
+from gateway.routing.table import LiveRoutes
 
 
 class StateCollector(Collector):
@@ -32,10 +34,10 @@ class StateCollector(Collector):
         # A declared model without requests has the value 0: a gap in the curve would mean that nothing is known.
         idle = dict.fromkeys(replicas, 0)
         inflight = idle | dict(self._ledger.inflight_by_model)
-        yield _gauge("inflight", "Requests that engines are serving.", "model", inflight)
+        yield gauge_family("inflight", "Requests that engines are serving.", "model", inflight)
         queued = idle | dict(self._ledger.queued)
-        yield _gauge("queued", "Requests that wait for a load or a slot.", "model", queued)
-        yield _gauge("replicas", "Replicas that accept requests.", "model", replicas)
+        yield gauge_family("queued", "Requests that wait for a load or a slot.", "model", queued)
+        yield gauge_family("replicas", "Replicas that accept requests.", "model", replicas)
         link = GaugeMetricFamily("roundhouse_gateway_link_up", "1 while the controller is connected.")
         link.add_metric((), float(self._link.is_connected))
         yield link
@@ -54,7 +56,9 @@ class ConnectionCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = {"idle": self._count_idle(), "busy": self._count_busy()}
-        yield _gauge("engine_connections", "Open connections to engines; state is `idle` or `busy`.", "state", counts)
+        yield gauge_family(
+            "engine_connections", "Open connections to engines; state is `idle` or `busy`.", "state", counts
+        )
 
 
 class CertificateCollector(Collector):
@@ -69,65 +73,97 @@ class CertificateCollector(Collector):
         )
 
 
-class McpServersCollector(Collector):
-    def __init__(self, list_connected: Callable[[], Mapping[str, bool]]) -> None:
-        self._list_connected = list_connected
-
-    def collect(self) -> Iterator[Metric]:
-        text = "1 while the gateway is connected to a declared MCP server, 0 while it is not."
-        yield _gauge("mcp_server_up", text, "server", self._list_connected())
-
-
-class StoredResponsesCollector(Collector):
-    def __init__(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
-        self._stored_totals = stored_totals
-        self._failures = failures
-
-    def collect(self) -> Iterator[Metric]:
-        totals = self._stored_totals()
-        yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", totals.responses)
-        yield GaugeMetricFamily(
-            "roundhouse_gateway_stored_completions", "Chat completions that are stored.", totals.completions
-        )
-        yield GaugeMetricFamily(
-            "roundhouse_gateway_stored_conversations", "Conversations that are stored.", totals.conversations
-        )
-        yield GaugeMetricFamily(
-            "roundhouse_gateway_stored_bytes", "Bytes of the database of stored responses.", totals.bytes
-        )
-        yield CounterMetricFamily(
-            "roundhouse_gateway_store_failures",
-            "Jobs that failed in the database of stored responses, or were refused because too many waited.",
-            self._failures(),
-        )
-
-
-class StreamsCollector(Collector):
-    def __init__(self, stream_totals: Callable[[], StreamTotals]) -> None:
-        self._stream_totals = stream_totals
-
-    def collect(self) -> Iterator[Metric]:
-        totals = self._stream_totals()
-        counts = {"live": totals.live, "ended": totals.ended}
-        yield _gauge("streams", "Resumable streams that are kept; state is `live` or `ended`.", "state", counts)
-        yield GaugeMetricFamily(
-            "roundhouse_gateway_stream_readers", "Clients that read a resumable stream now.", totals.readers
-        )
-        yield GaugeMetricFamily(
-            "roundhouse_gateway_stream_bytes", "Bytes of memory charged for resumable streams.", totals.bytes
-        )
-        for name, text, count in (
-            ("reads", "GET requests that read a resumable stream.", totals.reads),
-            ("evictions", "Ended streams removed before their TTL to make room.", totals.evicted),
-            ("refusals", "Streams refused with `streams_full`.", totals.refused),
-            ("recovered", "Streams of an earlier gateway process that were taken over at the start.", totals.recovered),
-            ("files_lost", "Streams whose file could not be written.", totals.lost_files),
-        ):
-            yield CounterMetricFamily(f"roundhouse_gateway_stream_{name}", text, count)
-
-
-def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+def gauge_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    """Return the gauge `roundhouse_gateway_NAME` with one label, and its values by that."""
     family = GaugeMetricFamily(f"roundhouse_gateway_{name}", text, labels=(label,))
     for value, number in values.items():
         family.add_metric((value,), number)
     return family
+
+
+PREFIX: Final = "localllm"
+
+
+class LoadedEngine(NamedTuple):
+    """A replica that takes requests, as the label values of LocalLLM's `engine_loaded`."""
+
+    key: str
+    """Key of the replica, as in `/health`."""
+    backend: str
+
+
+class LocalllmCollector(Collector):
+    """Yields the metrics of a LocalLLM server under its names (`localllm_*`), computed at each scrape from the counters
+    of the gateway's requests, the counts of requests in flight, and the loaded replicas, for which it calls
+    `list_engines`."""
+
+    def __init__(
+        self,
+        requests: RequestCollector,
+        ledger: InflightCounts,
+        list_engines: Callable[[], Iterable[LoadedEngine]],
+    ) -> None:
+        self._requests = requests
+        self._ledger = ledger
+        self._list_engines = list_engines
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric. prometheus_client calls this at each scrape."""
+        yield from self._count_requests()
+        yield from self._count_clients()
+        yield _gauge("queue_depth", "Requests that wait for a load or a slot.", sum(self._ledger.queued.values()))
+        yield _gauge("inflight", "Requests that engines are serving.", sum(self._ledger.inflight_by_model.values()))
+        engines = list(self._list_engines())
+        yield _gauge("engines_loaded", "Replicas that take requests, without remote models.", len(engines))
+        loaded = GaugeMetricFamily(
+            f"{PREFIX}_engine_loaded", "1 for each replica that takes requests.", labels=("key", "backend")
+        )
+        for engine in engines:
+            loaded.add_metric(engine, 1)
+        yield loaded
+
+    def _count_requests(self) -> Iterator[Metric]:
+        outcomes = self._requests.outcomes
+        counts = {outcome: outcomes.sum_where(1, outcome) for outcome in ("completed", "errored", "cancelled")}
+        yield _counter("requests", "Requests that ended.", sum(counts.values()))
+        yield _counter("requests_completed", "Requests that were answered without an error.", counts["completed"])
+        yield _counter("requests_errored", "Requests that ended with an error.", counts["errored"])
+        yield _counter("requests_cancelled", "Requests that their client cancelled.", counts["cancelled"])
+        chunks, stream_seconds = self._requests.stream_chunks.sum_all(), self._requests.stream_seconds.sum_all()
+        yield _counter("stream_chunks", "Events of engines' streams.", chunks)
+        yield _gauge(
+            "chunks_per_second_avg", "Events of a stream per second, since the start.", _ratio(chunks, stream_seconds)
+        )
+        inference_seconds, ended = self._requests.inference_seconds.sum_all(), counts["completed"]
+        yield _counter("inference_seconds", "Seconds that engines worked for requests, added up.", inference_seconds)
+        yield _gauge(
+            "inference_seconds_avg",
+            "Seconds that engines worked, per completed request since the start.",
+            _ratio(inference_seconds, ended),
+        )
+
+    def _count_clients(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(f"{PREFIX}_client_requests", "Requests by client.", labels=("client",))
+        seconds = GaugeMetricFamily(
+            f"{PREFIX}_client_inference_seconds_avg",
+            "Seconds that engines worked, per request of a client since the start.",
+            labels=("client",),
+        )
+        inference_seconds = self._requests.client_inference_seconds
+        for (client,), count in self._requests.client_requests.list_values():
+            requests.add_metric((client,), count)
+            seconds.add_metric((client,), _ratio(inference_seconds.counter_of(client).value, count))
+        yield requests
+        yield seconds
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else 0.0
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}_{name}", text, value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, value)

@@ -10,34 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
-from gateway.protocols.chat import llama_server, vllm
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
+from gateway.protocols.common.bodies import LLAMA_SERVER, OPENAI_REMOTE, VLLM_BACKENDS
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
-from gateway.protocols.embeddings.dialect import EMBEDDINGS
-from gateway.protocols.llama_native.dialect import NATIVE
-from gateway.protocols.llama_native.props import PROPS
-from gateway.protocols.llama_native.slots import SLOTS
-from gateway.protocols.rerank.dialect import RERANK, RERANK_V2
+from gateway.protocols.completions import COMPLETIONS_VIA_CHAT
+from gateway.protocols.embeddings import EMBEDDINGS
+from gateway.protocols.llama_native import NATIVE, PROPS, SLOTS
+from gateway.protocols.rerank import RERANK, RERANK_V2
 from gateway.protocols.responses.via_chat import COMPACTION_VIA_CHAT, RESPONSES_COUNT, RESPONSES_VIA_CHAT
-
-_REMOTE: Final = "openai_remote"
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
     """One way to serve a path of the gateway: an API of the engine, and the dialect that passes requests through to it
-    or translates them. A constant entry of `SERVING_OPTIONS`.
-
-    `target`: path to ask the engine for; None: the path that the client asked for. For `flawed_backends`, any other
-    option is preferred.
-    """
+    or translates them. A constant entry of `SERVING_OPTIONS`."""
 
     required_api: str
     """API that the engine must offer, as named in `ModelRoute.apis`."""
@@ -50,7 +42,7 @@ class ServingOption:
 
     def takes_files(self, route: ModelRoute) -> bool:
         """Whether the engine reads files in requests itself: True for a remote model whose API is passed through."""
-        return route.backend == _REMOTE and self.target is None
+        return route.backend == OPENAI_REMOTE and self.target is None
 
 
 def _passthrough(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...] = ()) -> ServingOption:
@@ -59,11 +51,13 @@ def _passthrough(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...
 
 
 def _translation(engine_path: str, dialect: Dialect) -> ServingOption:
-    """Return the option that translates requests into the engine's API at `engine_path`."""
+    """Return the option that translates requests into the engine's API at `engine_path`. Also for another name of a
+    path that engines have, as `/rerank` is one: then `dialect` changes nothing."""
     return ServingOption(engine_path, dialect, engine_path)
 
 
-_FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve", "vllm")
+_MESSAGES_PATH: Final = "/v1/messages/"
+_FLAWED_MESSAGES: Final = (LLAMA_SERVER, *VLLM_BACKENDS)
 """Backends with flaws in `/v1/messages`. llama-server ignores named tool choices, `none`, structured output, documents
 and the order of tool results, never reports `stop_sequence`, and starts thinking and tool call blocks without a
 required field. vLLM ignores `thinking` and cached tokens, and shares the last two flaws (according to its source)."""
@@ -133,7 +127,7 @@ def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> S
 def continues_answers(route: ModelRoute) -> bool:
     """Whether a translated request whose last turn is a text of the model gets the continuation of that text. False
     also for a remote model, of which that is not known."""
-    return route.backend == llama_server.BACKEND or route.backend in vllm.BACKENDS
+    return route.backend == LLAMA_SERVER or route.backend in VLLM_BACKENDS
 
 
 def offers_path(path: str, route: ModelRoute) -> bool:
@@ -146,3 +140,12 @@ def offered_paths(route: ModelRoute) -> list[str]:
     """Return the paths that the gateway serves for the model, in the order of `SERVING_OPTIONS`; empty if the engine
     lists no APIs, although requests are tried then (`serving_option`)."""
     return [path for path in SERVING_OPTIONS if offers_path(path, route)]
+
+
+def error_body(path: str, error: RoundhouseError, request_id: str) -> bytes:
+    """Return the JSON of `error`, with `request_id`, in the form of the path's API family: Anthropic's for
+    `/v1/messages` and paths below it, else Roundhouse's envelope, which is OpenAI's form. Any `path` is accepted; it
+    must not have a query."""
+    if f"{path}/".startswith(_MESSAGES_PATH):
+        return MESSAGES.error_body(error, request_id)
+    return error.json_bytes(request_id)

@@ -1,3 +1,3 @@
-"""The routing table in force. `live_routes` holds it, `table` finds a request's model and key in it, `availability`
-tells whether a model takes requests now, or why not. Pure.
+"""The routing table in force. `table` finds a request's model and key in it, and tells whether the model takes requests
+now, or why not; `model_events` tells clients of its changes. Pure.
 """

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from controller.schema.downloads import FINAL_STATES, Download
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
-from gateway.protocols.common.addresses import hide_addresses
-from gateway.protocols.common.file_paths import hide_paths
+from contract.downloads import FINAL_STATES, Download
+from contract.routing import ModelRoute
+from contract.status import ModelState
+from gateway.protocols.common.hiding import hide_addresses, hide_paths
 
 EventName = Literal[
     "model_status", "model_remove", "models_reload", "download_progress", "download_finished", "download_failed"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from controller.schema.errors import RoundhouseError
-from gateway.protocols.error_form import error_body
+from contract.errors import RoundhouseError
+from gateway.protocols.api_matrix import error_body
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

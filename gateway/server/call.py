@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.protocols.common.large_body import LARGE_BYTES, READING_COPIES, LargeBody
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyRoom
@@ -53,18 +53,14 @@ class Connection(Protocol):
     """The client's connection as a `ClientCall` uses it. Implemented by `connection.ClientConnection`."""
 
     transport: asyncio.Transport
+    max_body_bytes: int
+    """Maximum number of bytes of a request's body."""
+    local_address: str | None
+    """The gateway's IP address on this connection; None: the socket has none."""
 
     @property
     def default_lines(self) -> bytes:
         """Header lines that every answer has, such as `date`, each with CRLF."""
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Maximum number of bytes of a request's body."""
-
-    @property
-    def local_address(self) -> str | None:
-        """The gateway's IP address on this connection; None: the socket has none."""
 
     def send_continue(self) -> None:
         """Send `100 Continue`, which asks the client for the body. Call before the answer begins."""

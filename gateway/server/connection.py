@@ -3,6 +3,10 @@
 uvicorn serves requests to FastAPI. An inference request leaves that path once its headers are read: it gets no ASGI
 scope, task or message queue, because they would cost more than the rest of the request
 (docs/adr/0008-event-driven-hot-path.md), but a `ClientCall` and the `Handler` that serves it.
+
+The parser's callback makes the call (`_begin_call`: `cycle` is what is being read, `_current_call` what is being
+served, `pipeline` what waits). After each read, `data_received` calls `ClientCall.serve_request`, which opens the
+handler once and gives it the whole body.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.server.asgi import Header, error_headers
 from gateway.server.body_budget import BodyReservation, BodyRoom
 from gateway.server.call import ClientCall, Handler, header_lines, status_line
@@ -70,6 +74,8 @@ class ClientConnection(RequestReader):
         """Bytes in the write buffer at the last check."""
         self._last_error: RoundhouseError | None = None
         """Error to send when all earlier requests are answered; the connection then closes."""
+        self.local_address: str | None = None
+        """The gateway's IP address on this connection; None: the socket has none."""
         self._default_headers: Sequence[Header] = ()
         self._default_lines = b""
 
@@ -81,6 +87,7 @@ class ClientConnection(RequestReader):
         Called by the event loop once, when the connection is accepted.
         """
         super().connection_made(transport)
+        self.local_address = self.server[0] if self.server else None
         self._progress_at = self.loop.time()
         self._timer = self.loop.call_later(self._limits.shortest_s, self._check_time)
 
@@ -200,11 +207,6 @@ class ClientConnection(RequestReader):
         if headers is not self._default_headers:
             self._default_headers, self._default_lines = headers, header_lines(headers)
         return self._default_lines
-
-    @property
-    def local_address(self) -> str | None:
-        """The gateway's IP address on this connection; None: the socket has none."""
-        return self.server[0] if self.server else None
 
     def send_continue(self) -> None:
         """Send `100 Continue`, which asks the client for the body."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.server.asgi import Header
 
 _SCHEMES: Final = (b"http://", b"https://")

@@ -19,8 +19,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from common.tracebacks import without_tracebacks
-from controller.schema.errors import RoundhouseError
+from common.processes import without_tracebacks
+from contract.errors import RoundhouseError
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
@@ -49,6 +49,8 @@ class ClientLimits:
     sent."""
     keep_alive_s: float
     """Seconds without a request after which the connection is closed."""
+    max_body_bytes: int
+    """Maximum number of bytes of a request's body, and of a WebSocket message."""
 
     @property
     def shortest_s(self) -> float:
@@ -73,8 +75,7 @@ class WebSocketOpener(Protocol):
 
 
 class InferenceRoutes(Protocol):
-    """Serves the requests that bypass FastAPI. Implemented by `exchange.dispatcher.InferenceDispatcher` for inference,
-    and by `api.direct_routes.DirectRoutes`, which adds health checks."""
+    """Serves the requests that bypass FastAPI. Implemented by `exchange.dispatcher.InferenceDispatcher`."""
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """Return a function that makes the handler of the request; None: FastAPI serves the request.
@@ -89,9 +90,6 @@ class InferenceRoutes(Protocol):
 
         `path`: as sent, perhaps percent-encoded, without its query.
         """
-
-    def max_body_bytes(self) -> int:
-        """Maximum number of bytes of a request's body."""
 
     @property
     def body_budget(self) -> BodyBudget:
@@ -125,6 +123,8 @@ class RequestReader(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._direct = direct
         self._limits = limits
+        self.max_body_bytes = limits.max_body_bytes
+        """Maximum number of bytes of a request's body, and of a WebSocket message."""
         self._read_bytes = 0
         """Bytes of the present read."""
         self._idle_bytes = 0
@@ -158,11 +158,6 @@ class RequestReader(HttpToolsProtocol):
             return False
         opener = self._direct.find_websocket(self.url.partition(b"?")[0])
         return opener is not None and self._begin_websocket(opener, self.headers, data)
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Maximum number of bytes of a request's body, and of a WebSocket message."""
-        return self._direct.max_body_bytes()
 
     def read_requests(self, data: bytes) -> RoundhouseError | None:
         """Parse bytes of the client, and begin the requests whose heads are complete.

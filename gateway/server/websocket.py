@@ -17,7 +17,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.server.asgi import Header
 
 PING_S: Final = 20.0

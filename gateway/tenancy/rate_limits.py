@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.tenancy.api_keys import Caller, KeyRing
 
 BYTES_PER_TOKEN: Final = 4

@@ -12,34 +12,18 @@ import ssl
 from collections.abc import Collection
 from typing import NamedTuple
 
-from controller.schema.routing import Endpoint
+from contract.routing import Endpoint
 from gateway.upstream.connection import (
+    ConnectionPool,
     EngineBrokenError,
     EngineCall,
     EngineConnection,
-    EngineDiedError,
-    EngineFailureError,
-    EngineGarbledError,
     EngineListener,
     EngineRefusedError,
-    Headers,
+    Origin,
     RequestBody,
 )
-from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.target import Target, head_of, target_of
-
-__all__ = [
-    "EngineBrokenError",
-    "EngineCall",
-    "EngineClient",
-    "EngineDiedError",
-    "EngineFailureError",
-    "EngineGarbledError",
-    "EngineListener",
-    "EngineRefusedError",
-    "Headers",
-    "RequestBody",
-]
 
 logger = logging.getLogger(__name__)
 

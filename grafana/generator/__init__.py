@@ -1,1 +1,1 @@
-"""Makes the dashboards: one file per dashboard says what it shows, `panels` and `board` say it in Grafana's words."""
+"""Makes the dashboards: one file per dashboard says what it shows, `panels` says it in Grafana's words."""

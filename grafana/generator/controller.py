@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import Board, Section
-from grafana.generator.panels import Query, Stat, TimeSeries
-from grafana.generator.queries import quantile, sum_rate
+from grafana.generator.panels import Board, Query, Section, Stat, TimeSeries, quantile, sum_rate
 
 _ROUNDS = "roundhouse_controller_reconcile_seconds"
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import MODEL, Board, Section
-from grafana.generator.panels import Query, StateTimeline, TimeSeries
-from grafana.generator.queries import OF_MODEL, quantiles, rate_by_model, sum_rate
+from grafana.generator.panels import (
+    MODEL,
+    REQUESTS_INSIDE,
+    Board,
+    Query,
+    Section,
+    StateTimeline,
+    TimeSeries,
+    quantiles,
+    rate_by_model,
+    sum_rate,
+)
 
 _CALLS = "roundhouse_gateway_tool_calls_total"
 _FAILING_CALLS = (
@@ -105,10 +114,7 @@ BOARD = Board(
                 TimeSeries(
                     "Requests inside",
                     "Requests that engines serve, and requests that wait.",
-                    (
-                        Query(f"sum by (model) (roundhouse_gateway_inflight{{{OF_MODEL}}})", "{{model}} in flight"),
-                        Query(f"sum by (model) (roundhouse_gateway_queued{{{OF_MODEL}}})", "{{model}} queued"),
-                    ),
+                    REQUESTS_INSIDE,
                 ),
                 TimeSeries(
                     "Connections to engines",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import GPU, MODEL, Board, Section
-from grafana.generator.panels import COLUMNS, Query, Stat, TimeSeries
+from grafana.generator.panels import COLUMNS, GPU, MODEL, Board, Query, Section, Stat, TimeSeries
 
 _OF_GPU = 'gpu=~"$gpu"'
 _USED, _TOTAL = (f"roundhouse_gpu_{name}_mib{{{_OF_GPU}}}" for name in ("used", "total"))

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import MODEL, REPLICA, Board, Section
 from grafana.generator.overview import STATE_EXPR, STATES
-from grafana.generator.panels import COLUMNS, Query, StateTimeline, TimeSeries
-from grafana.generator.queries import OF_MODEL, quantiles, rate_by_model, sum_rate
+from grafana.generator.panels import (
+    COLUMNS,
+    MODEL,
+    OF_MODEL,
+    REPLICA,
+    Board,
+    Query,
+    Section,
+    StateTimeline,
+    TimeSeries,
+    quantiles,
+    rate_by_model,
+    sum_rate,
+)
 
 OF_REPLICA = 'model=~"$model",replica=~"$replica"'
 _CACHE_HITS = (

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import MODEL, Board, Section
-from grafana.generator.panels import Query, Stat, StateTimeline, TimeSeries
-from grafana.generator.queries import OF_MODEL, quantile, rate_by_model, sum_rate
+from grafana.generator.panels import (
+    MODEL,
+    OF_MODEL,
+    REQUESTS_INSIDE,
+    Board,
+    Query,
+    Section,
+    Stat,
+    StateTimeline,
+    TimeSeries,
+    quantile,
+    rate_by_model,
+    sum_rate,
+)
 
 STATES = {
     0: ("unloaded", "text"),
@@ -104,10 +115,7 @@ BOARD = Board(
                 TimeSeries(
                     "In flight and queued",
                     "Requests that engines serve, and requests that wait.",
-                    (
-                        Query(f"sum by (model) (roundhouse_gateway_inflight{{{OF_MODEL}}})", "{{model}} in flight"),
-                        Query(f"sum by (model) (roundhouse_gateway_queued{{{OF_MODEL}}})", "{{model}} queued"),
-                    ),
+                    REQUESTS_INSIDE,
                 ),
                 TimeSeries(
                     "GPU memory in use",

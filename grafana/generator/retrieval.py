@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import Board, Section
-from grafana.generator.panels import Query, Stat, TimeSeries
-from grafana.generator.queries import quantiles, sum_rate
+from grafana.generator.panels import Board, Query, Section, Stat, TimeSeries, quantiles, sum_rate
 
 _WAITING = 'roundhouse_retrieval_versions{state=~"queued|parsing|embedding"}'
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.generator.board import TENANT, Board, Section
-from grafana.generator.panels import COLUMNS, Query, TimeSeries
-from grafana.generator.queries import sum_rate
+from grafana.generator.panels import COLUMNS, TENANT, Board, Query, Section, TimeSeries, sum_rate
 
 _OF_KEY = 'key=~"$tenant"'
 

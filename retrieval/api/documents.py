@@ -1,21 +1,37 @@
-"""/v1/documents: add, list, read and delete documents."""
+"""/v1/documents, /v1/search, /v1/tenants and /v1/retrieval. Without the scope `admin`, a caller sees and deletes its
+own tenant alone, and /v1/retrieval is closed to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from controller.schema.errors import RoundhouseError
-from retrieval.api.file_names import build_disposition
+from contract.documents import (
+    ChunkList,
+    DeletedDocument,
+    DeletedTenant,
+    Document,
+    DocumentList,
+    SearchRequest,
+    TenantList,
+)
+from contract.errors import RoundhouseError
+from contract.retrieval import DOCUMENT, RetrievalStatus
 from retrieval.api.requests import (
     Handlers,
     RequestCaller,
     answer_model,
+    build_disposition,
+    open_upload,
+    parse_body,
+    read_body,
     read_boolean,
     read_caller,
     read_choice,
@@ -23,14 +39,13 @@ from retrieval.api.requests import (
     read_json_parameter,
     tenant_headers,
 )
-from retrieval.api.uploads import open_upload
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import DocumentKey
-from retrieval.documents.service import DocumentService
-from retrieval.documents.views import build_chunk
+from retrieval.documents import DocumentService
 from retrieval.filters import FilterError, parse_filter
-from retrieval.schema.documents import ChunkList, DeletedDocument, Document, DocumentList
-from retrieval.schema.routes import DOCUMENT
+from retrieval.metrics import RetrievalMetrics
+from retrieval.search import SearchService
+from retrieval.views import build_chunk, build_tenant
 
 DOCUMENTS: Final = "/v1/documents"
 SPACE: Final = ""
@@ -194,3 +209,112 @@ class DocumentRoutes:
 def _named(request: Request) -> tuple[RequestCaller, DocumentKey]:
     caller = read_caller(request)
     return caller, DocumentKey(caller.tenant, SPACE, request.path_params["document_id"])
+
+
+_MOST_BYTES: Final = 1024 * 1024
+_SPACES: Final = ("",)
+
+
+class SearchRoutes:
+    """The handler of `/v1/search`, over one SearchService. Answered searches are recorded in the metrics."""
+
+    def __init__(self, service: SearchService, metrics: RetrievalMetrics) -> None:
+        self._service = service
+        self._metrics = metrics
+
+    def handlers(self) -> Handlers:
+        """Return the one handler by (method, path), for `create_app`."""
+        return {("POST", "/v1/search"): self.search}
+
+    async def search(self, request: Request) -> Response:
+        """Answer the hits of a search over the tenant's own documents, without those of vector stores.
+
+        Raises RoundhouseError `body_too_large` above 1 MiB, `invalid_json`, `invalid_request`, and what
+        `SearchService.search` raises (sqlite3.Error, too); ClientDisconnect if the client leaves while it sends the
+        body. An answered search is recorded in the metrics.
+        """
+        caller = read_caller(request)
+        wanted = parse_body(SearchRequest, await read_body(request, _MOST_BYTES))
+        began = time.perf_counter()
+        result = await self._service.search(caller.tenant, _SPACES, wanted)
+        self._metrics.record_search(result, time.perf_counter() - began)
+        return answer_model(result, caller)
+
+
+class TenantRoutes:
+    """The handlers of `/v1/tenants`, over one DocumentService. They check the scope `admin` themselves, by the header
+    of the gateway: without it, a caller has its own tenant alone. Every handler raises RoundhouseError
+    `invalid_request` for a request that names no tenant."""
+
+    def __init__(self, service: DocumentService) -> None:
+        self._service = service
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of this group by (method, path), for `create_app`."""
+        return {
+            ("GET", "/v1/tenants"): self.list_tenants,
+            ("DELETE", "/v1/tenants/{tenant_id:path}"): self.delete_tenant,
+        }
+
+    async def list_tenants(self, request: Request) -> Response:
+        """Answer the tenants that have documents, by name: all for a caller with the scope `admin`, else the caller's
+        own alone. The list may be empty. Raises sqlite3.Error if the catalog fails."""
+        caller = read_caller(request)
+        tenants = await self._service.list_tenants(None if caller.is_admin else caller.tenant)
+        return answer_model(TenantList(data=[build_tenant(each) for each in tenants]), caller)
+
+    async def delete_tenant(self, request: Request) -> Response:
+        """Delete all documents, files and vector stores of a tenant, and answer how many documents there were.
+
+        Raises RoundhouseError `tenant_not_found` where the tenant has neither documents nor files, and, without the
+        scope `admin`, for every tenant but the caller's own; `storage_full` or `storage_failed`.
+        """
+        caller, tenant = read_caller(request), request.path_params["tenant_id"]
+        if not caller.is_admin and tenant != caller.tenant:
+            raise RoundhouseError("tenant_not_found", f"The tenant {tenant!r:.100} has stored nothing.")
+        count = await self._service.delete_tenant(tenant)
+        return answer_model(DeletedTenant(id=tenant, deleted=True, documents=count), caller)
+
+
+class StatusRoutes:
+    """The handlers of `/v1/retrieval`. The gateway lets only callers with the scope `admin` through; nothing is checked
+    here. Every handler raises RoundhouseError `invalid_request` for a request that names no tenant."""
+
+    def __init__(
+        self,
+        read_status: Callable[[], Awaitable[RetrievalStatus]],
+        start_reindex: Callable[[], None],
+        confirm_clock: Callable[[], object],
+    ) -> None:
+        """`read_status` is called for each answer. `start_reindex` asks for a reindex in the background, and returns at
+        once. `confirm_clock` is called in a thread."""
+        self._read_status = read_status
+        self._start_reindex = start_reindex
+        self._confirm_clock = confirm_clock
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of this group by (method, path), for `create_app`."""
+        return {
+            ("GET", "/v1/retrieval"): self.get_status,
+            ("POST", "/v1/retrieval/reindex"): self.reindex,
+            ("POST", "/v1/retrieval/clock/confirm"): self.confirm_clock,
+        }
+
+    async def get_status(self, request: Request) -> Response:
+        """Answer which index serves, which is being built, and the number of versions by state. Raises sqlite3.Error if
+        the catalog fails."""
+        return answer_model(await self._read_status(), read_caller(request))
+
+    async def reindex(self, request: Request) -> Response:
+        """Ask for a reindex in the background, and answer the state with status 202. The state may not show the reindex
+        yet; a failure is in `reindex_error` of later answers. If a reindex is running, another one follows it. Raises
+        sqlite3.Error if the catalog fails."""
+        caller = read_caller(request)
+        self._start_reindex()
+        return answer_model(await self._read_status(), caller, 202)
+
+    async def confirm_clock(self, request: Request) -> Response:
+        """Believe the wall clock as it is, and answer the state. Raises sqlite3.Error if the catalog fails."""
+        caller = read_caller(request)
+        await asyncio.to_thread(self._confirm_clock)
+        return answer_model(await self._read_status(), caller)

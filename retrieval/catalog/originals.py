@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from common.private_files import PRIVATE_MODE
+from common.atomic_write import PRIVATE_MODE
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY: Final = "incoming"

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from common.sqlite_files import FileConnection, check_content, has_tables, open_connection, transaction
-from common.state_files import CATALOG_NAME, CATALOG_SCHEMA_VERSION
+from common.sqlite_files import (
+    CATALOG_NAME,
+    CATALOG_SCHEMA_VERSION,
+    FileConnection,
+    check_content,
+    has_tables,
+    open_connection,
+    transaction,
+)
 
 FILE_NAME: Final = CATALOG_NAME
 SCHEMA_VERSION: Final = CATALOG_SCHEMA_VERSION

@@ -11,10 +11,9 @@ from retrieval.catalog.chunks import find_twin, read_chunks
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.records import Chunk, Collection, Version
 from retrieval.catalog.versions import find_state, note_left_out
-from retrieval.embedding.batch_size import BatchSize
-from retrieval.embedding.client import ModelClient, ModelRefusedError, TextTooLongError
-from retrieval.embedding.prefixes import Prefixes
-from retrieval.parsing.structure import halve_text
+from retrieval.embedding import ModelClient, ModelRefusedError, Prefixes, TextTooLongError
+from retrieval.ingestion.policies import BatchSize
+from retrieval.parsing.chunking import halve_text
 from retrieval.vector_store.base import Point, VectorStore
 
 SPARSE_BATCH: Final = 256

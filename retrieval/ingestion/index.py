@@ -1,4 +1,4 @@
-"""The collection that searches use, and how another one takes its place."""
+"""The collection that searches use, how another takes its place, and the removal of what was replaced or deleted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import math
 import re
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
+from retrieval.catalog.cleanup import remove_unused_originals
 from retrieval.catalog.collections import (
     activate_collection,
     add_collection,
@@ -23,14 +25,16 @@ from retrieval.catalog.collections import (
     renew_collection,
 )
 from retrieval.catalog.database import CatalogDatabase
+from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import Collection
-from retrieval.catalog.versions import find_version
-from retrieval.embedding.client import ModelClient
+from retrieval.catalog.versions import find_version, list_garbage, remove_garbage
+from retrieval.embedding import ModelClient
 from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError, VersionGoneError
 from retrieval.vector_store.base import CollectionSpec, VectorStore
 from retrieval.vector_store.bm25_options import Bm25Options
 
 log = logging.getLogger(__name__)
+
 
 _AT_ONCE: Final = 64
 _SPARSE_NAME: Final = "bm25"
@@ -225,7 +229,7 @@ class Index:
         model, dimension, is_normalized = self.wanted_model, None, None
         if model is not None:
             [vector] = await self._models.embed_texts(model, [_PROBE], is_background=True)
-            dimension, is_normalized = len(vector), _is_unit(vector)
+            dimension, is_normalized = len(vector), abs(math.hypot(*vector) - 1.0) < _UNIT_TOLERANCE
         taken = {spec.name for spec in await self._store.list_collections()}
         spec = CollectionSpec(choose_name(model, dimension, taken), dimension, self.wanted_bm25)
         await self._store.create_collection(spec)
@@ -311,5 +315,62 @@ def _note_all_indexed(db: sqlite3.Connection, collection: int, versions: Sequenc
         note_indexed(db, collection, version)
 
 
-def _is_unit(vector: Sequence[float]) -> bool:
-    return abs(math.hypot(*vector) - 1.0) < _UNIT_TOLERANCE
+@dataclass(frozen=True, slots=True)
+class DocumentStores:
+    """All that documents are kept in."""
+
+    catalog: CatalogDatabase
+    originals: Originals
+    vectors: VectorStore
+    index: Index
+    """Its catalog, its vector store and its writer are these."""
+    writer: CollectionWriter
+
+
+_REMOVED_AT_ONCE: Final = 200
+
+
+class GarbageCollector:
+    """Removes versions in the state `garbage` with their points, texts, chunks and originals. It does nothing by
+    itself: call `collect` after deletions and publications, one call at a time."""
+
+    def __init__(self, stores: DocumentStores) -> None:
+        self._catalog = stores.catalog
+        self._originals = stores.originals
+        self._store = stores.vectors
+        self._index = stores.index
+        self._writer = stores.writer
+
+    async def collect(self) -> int:
+        """Remove all garbage versions but those that `CollectionWriter.write_version` is at work on; they stay for a
+        later call. Return how many versions were removed. No other `collect` may be under way.
+
+        Raises VectorStoreError, OSError, sqlite3.Error, or KeyError where the vector store has lost a collection.
+        Versions that are left then stay garbage for the next call; originals that are left go with `remove_leftovers`.
+        """
+        removed = 0
+        while True:
+            in_use = len(self._writer.versions_in_use)
+            found = await self._catalog.read(partial(list_garbage, limit=_REMOVED_AT_ONCE + in_use))
+            garbage = [number for number in found if number not in self._writer.versions_in_use]
+            if not garbage:
+                return removed
+            for collection in (self._index.active, self._index.building):
+                if collection is not None:
+                    await self._store.delete_versions(collection.name, garbage)
+                    await self._store.flush_collection(collection.name)
+            unused = await self._catalog.write(partial(remove_garbage, versions=garbage))
+            await remove_unused_originals(self._catalog, self._originals, unused)
+            removed += len(garbage)
+
+    async def remove_leftovers(self) -> int:
+        """Remove all originals that no version and no uploaded file needs, as a crash leaves them. Return how many.
+        Call once, at start. Raises OSError or sqlite3.Error."""
+        hashes = await asyncio.to_thread(lambda: list(self._originals.list_originals()))
+        return await remove_unused_originals(self._catalog, self._originals, hashes)
+
+    async def remove_postponed(self) -> int:
+        """Remove originals that stayed because a backup was reading them, unless something needs them or a backup still
+        reads them. Return how many. Call now and then. Raises OSError or sqlite3.Error; what is left then goes with
+        `remove_leftovers` at the next start."""
+        return await remove_unused_originals(self._catalog, self._originals, self._originals.take_postponed())

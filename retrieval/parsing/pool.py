@@ -14,20 +14,25 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from retrieval.parsing.base import MIB, ChunkingOptions, ParsedDocument, ParsingError, ParsingLimits
-from retrieval.parsing.messages import (
+from retrieval.parsing.base import (
     FRAME_HEAD,
+    MIB,
+    ChunkingOptions,
     FrameError,
     ParseAnswer,
+    ParsedDocument,
     ParseRequest,
+    ParsingError,
+    ParsingLimits,
     decode_answer,
     encode_request,
     read_frame_head,
 )
+from retrieval.settings import RetrievalSettings
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "retrieval.parsing.worker")
 _PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
@@ -81,15 +86,8 @@ class ParserPool:
     async def parse_file(
         self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
     ) -> ParsedDocument:
-        """Extract the text of a file, and cut it into chunks, in a child process. Waits while all processes are busy,
-        which no timeout bounds. `path` must stay until the return. Cancelling the call kills the process. `filename`,
-        `media_type`: as the client named them, None where it did not.
-
-        Raises:
-            ParsingError: the file is malformed, encrypted, empty, of an unknown format or beyond a limit; the process
-                took too long or died; `chunking` is out of range; or the pool was closed.
-            OSError: the file does not exist, or no process can be started.
-        """
+        """As `Parser` says, in a child process. Waits while all processes are busy, which no timeout bounds. Cancelling
+        the call kills the process."""
         self._check_size(path)
         request = ParseRequest(path.absolute(), filename, media_type, chunking)
         async with self._places:
@@ -99,8 +97,7 @@ class ParserPool:
         return answer.result
 
     async def close(self) -> None:
-        """End the processes, and wait until they are gone. Calls under way and later ones raise ParsingError
-        (`parsing_failed`). A second call does nothing."""
+        """As `Parser` says; the calls raise `parsing_failed`. A second call does nothing."""
         self._is_closed = True
         for worker in (*self._idle, *self._busy):
             self._end(worker)
@@ -215,7 +212,7 @@ class _Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=_scrub_environment(os.environ),
+            env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
             # No session of its own: Linux may share out processors by session first, and then the process's low
             # priority would count for nothing beside searches.
             process_group=0,
@@ -295,5 +292,12 @@ class _Worker:
             self._last_words = (self._last_words + block)[-_LOGGED_BYTES:]
 
 
-def _scrub_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: environment[name] for name in _PASSED_VARIABLES if name in environment}
+def open_parser(settings: RetrievalSettings) -> ParserPool:
+    """Return a pool of parsing processes with the limits of the settings. The pool starts a process with the first
+    file. The caller closes the pool."""
+    limits = ParsingLimits(
+        max_file_bytes=settings.retrieval_max_file_mib * MIB,
+        timeout_s=settings.retrieval_parse_timeout_s,
+        memory_bytes=settings.retrieval_parse_memory_mib * MIB,
+    )
+    return ParserPool(limits, processes=settings.retrieval_parsers)

@@ -1,4 +1,4 @@
-"""The protocol of vector stores, and what passes through it.
+"""The protocol of vector stores, what passes through it, and the checks of it that both stores make.
 
 A vector store holds copies: everything in it can be made again from the catalog. The catalog decides which versions of
 documents are visible; a search names the versions that it must not see.
@@ -6,9 +6,13 @@ documents are visible; a search names the versions that it must not see.
 
 from __future__ import annotations
 
+import math
+import re
+import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from retrieval.filters import Filter
 from retrieval.vector_store.bm25_options import Bm25Options
@@ -81,7 +85,7 @@ class ScoredPoint:
 
 
 class VectorStore(Protocol):
-    """Stores points in collections, and searches them. `retrieval.vector_store.opening.open_vector_store` makes one.
+    """Stores points in collections, and searches them. `retrieval.__main__.open_vector_store` makes one.
 
     Every async method may raise VectorStoreError, and those that take `collection` raise KeyError where it does not
     exist. One program uses a store at a time. Methods may be called concurrently; writes of one collection are applied
@@ -193,3 +197,84 @@ class VectorStore(Protocol):
         """Write what is pending, give up an optimization under way, and close the store. No other method may be called
         afterwards."""
         ...
+
+
+COLLECTION_NAME: Final = re.compile(r"[a-z0-9_-]{1,100}")
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that is not 1 to 100 characters of `a-z`, `0-9`, `-` and `_`."""
+    if not COLLECTION_NAME.fullmatch(name):
+        raise ValueError(f"a collection's name must match {COLLECTION_NAME.pattern}, not {name!r:.120}")
+
+
+def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:
+    """Raise ValueError for a point that the collection cannot hold: its id is no UUID; its text, tenant, space or a
+    string of its attributes is not valid Unicode; a number of its attributes is no finite 64-bit float; or its vector
+    is not wanted, or refused by `check_vector`. An empty `points` is fine."""
+    for point in points:
+        uuid.UUID(point.id)
+        check_text(point.text, point.tenant, point.space)
+        _check_attributes(point)
+        if spec.dimension is None:
+            if point.vector is not None:
+                raise ValueError(f"collection {spec.name} has no dense vectors, but point {point.id} has one")
+        elif point.vector is not None:
+            check_vector(spec, point.vector)
+
+
+def check_ids(spec: CollectionSpec, ids: Sequence[str]) -> None:
+    """Raise ValueError for an id that is no UUID, and for a collection without dense vectors."""
+    if spec.dimension is None:
+        raise ValueError(f"collection {spec.name} has no dense vectors")
+    for each in ids:
+        uuid.UUID(each)
+
+
+def check_vector(spec: CollectionSpec, vector: Sequence[float]) -> None:
+    """Raise ValueError for a vector of another dimension, with a number that is no finite 32-bit float, or for a
+    collection without dense vectors."""
+    if spec.dimension is None:
+        raise ValueError(f"collection {spec.name} has no dense vectors")
+    if len(vector) != spec.dimension:
+        raise ValueError(f"a vector has dimension {len(vector)}, and collection {spec.name} {spec.dimension}")
+    try:
+        is_finite = all(map(math.isfinite, array("f", vector)))
+    except OverflowError:  # an integer that no float holds
+        is_finite = False
+    if not is_finite:
+        raise ValueError(f"a vector for collection {spec.name} has a number that is not finite")
+
+
+def check_text(*texts: str) -> None:
+    """Raise UnicodeEncodeError, a ValueError, for text that is not valid Unicode (lone surrogates)."""
+    for text in texts:
+        text.encode()
+
+
+def _check_attributes(point: Point) -> None:
+    for key, value in point.attributes.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                check_text(each)
+            elif not _is_finite(each):
+                raise ValueError(f"attribute {key!r:.80} of point {point.id} is no finite 64-bit float")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
+def check_existing(existing: CollectionSpec, wanted: CollectionSpec) -> None:
+    """Raise CollectionMismatchError where an existing collection has another dimension, or other options of BM25, than
+    is wanted. The names are not compared."""
+    if existing.dimension != wanted.dimension:
+        raise CollectionMismatchError(
+            f"collection {wanted.name} exists with dimension {existing.dimension or 'none'}, "
+            f"not {wanted.dimension or 'none'}"
+        )
+    if existing.bm25 != wanted.bm25:
+        raise CollectionMismatchError(f"collection {wanted.name} exists with {existing.bm25}, not {wanted.bm25}")

@@ -6,7 +6,7 @@ from typing import Final
 
 from qdrant_edge import Bm25, Bm25Config, DisabledStemmer, SparseVector, StopwordsSet, TokenizerType
 
-from retrieval.schema.languages import NO_LANGUAGE
+from contract.documents import NO_LANGUAGE
 from retrieval.vector_store.bm25_options import Bm25Options
 
 _WITHOUT_SPACES: Final = ("chinese", "japanese")

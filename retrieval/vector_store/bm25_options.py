@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retrieval.schema.languages import LANGUAGES
+from contract.documents import LANGUAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,18 @@ from qdrant_client import AsyncQdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from retrieval.vector_store.arguments import check_existing, check_ids, check_name, check_points, check_vector
-from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, SearchScope, VectorStoreError
+from retrieval.vector_store.base import (
+    CollectionSpec,
+    Point,
+    ScoredPoint,
+    SearchScope,
+    VectorStoreError,
+    check_existing,
+    check_ids,
+    check_name,
+    check_points,
+    check_vector,
+)
 from retrieval.vector_store.bm25 import Bm25Encoder
 from retrieval.vector_store.bm25_options import Bm25Options, dump_options, load_options
 from retrieval.vector_store.payload import (
@@ -78,7 +88,7 @@ _BM25: Final = "bm25"
 _FOREIGN: Final = "what answers at ROUNDHOUSE_QDRANT_URL is no Qdrant server"
 _INDEXES: Final[dict[str, models.KeywordIndexParams | models.IntegerIndexParams]] = {
     TENANT: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True),
-    # Without graphs: see retrieval.vector_store.edge.shard.
+    # Without graphs: see retrieval.vector_store.edge.shard_process.
     SPACE: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, enable_hnsw=False),
     VERSION: models.IntegerIndexParams(
         type=models.IntegerIndexType.INTEGER, lookup=True, range=False, enable_hnsw=False
@@ -157,8 +167,7 @@ class ServerStore:
         return "server"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """Return the specs of the store's collections on the server, sorted by name; their names are without the
-        store's prefix. Empty where there are none. Raises VectorStoreError."""
+        """As `VectorStore` says. Names are without the store's prefix."""
         found = await self._send(self._client.get_collections, self._read_s)
         names = sorted(each.name for each in found.collections if each.name.startswith(self._prefix))
         specs = []
@@ -170,14 +179,7 @@ class ServerStore:
         return specs
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """Create an empty collection on the server, with its indexes. Where it exists with the same spec, only add
-        indexes that it lacks.
-
-        Raises:
-            CollectionMismatchError: it exists with another dimension or other options of BM25.
-            ValueError: the name is not 1 to 100 characters of `a-z`, `0-9`, `-` and `_`.
-            VectorStoreError: the server failed. The caller repeats the call, which completes what was begun.
-        """
+        """As `VectorStore` says. Where the collection exists, indexes that it lacks are added."""
         check_name(spec.name)
         async with self._lock_writes(spec.name):
             try:
@@ -192,22 +194,16 @@ class ServerStore:
                 await self._create_index(spec.name, field)
 
     async def delete_collection(self, name: str) -> None:
-        """Delete the collection with its points on the server, after writes under way. Does nothing where there is none
-        of that name. Raises VectorStoreError; `list_collections` then says whether it still exists."""
+        """As `VectorStore` says. Waits for writes under way. After VectorStoreError, `list_collections` says whether it
+        still exists."""
         async with self._lock_writes(name):
             self._specs.pop(name, None)
             with contextlib.suppress(KeyError):
                 await self._ask(name, self._client.delete_collection, self._write_s)
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """Write points, in requests of `UPSERT_BATCH`; one with the id of a stored point replaces it. A search that
-        begins after the return sees them. Writes of one collection are applied in the order of the calls.
-
-        Raises:
-            KeyError: the collection does not exist.
-            ValueError: the collection cannot hold a point (see `arguments.check_points`); nothing was written.
-            VectorStoreError: the server failed. Some of the points may be written; the caller repeats the call.
-        """
+        """As `VectorStore` says. Writes of one collection are applied in the order of the calls, in requests of
+        `UPSERT_BATCH` points."""
         spec = await self._get_spec(collection)
         check_points(spec, points)
         async with self._lock_writes(collection):
@@ -221,19 +217,14 @@ class ServerStore:
         await self._get_spec(collection)
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """Delete all points of these versions, in requests of `DELETE_BATCH` versions. Versions without points are
-        ignored. Raises KeyError for an unknown collection, and VectorStoreError, after which some may be deleted."""
+        """As `VectorStore` says. A request has `DELETE_BATCH` versions."""
         await self._get_spec(collection)
         async with self._lock_writes(collection):
             for start in range(0, len(versions), DELETE_BATCH):
                 await self._delete(collection, versions[start : start + DELETE_BATCH])
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
-
-        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID; KeyError for an
-        unknown collection; and VectorStoreError.
-        """
+        """As `VectorStore` says."""
         check_ids(await self._get_spec(collection), ids)
         vectors: dict[str, Sequence[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
@@ -243,20 +234,12 @@ class ServerStore:
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """Return up to `limit` points of the scope whose vectors are nearest to `vector` by cosine, best first.
-
-        Raises KeyError for an unknown collection; ValueError where the collection has no dense vectors, or `vector`
-        has another dimension or a number that is no finite 32-bit float; and VectorStoreError.
-        """
+        """As `VectorStore` says."""
         check_vector(await self._get_spec(collection), vector)
         return await self._query(collection, [float(each) for each in vector], DENSE_VECTOR, scope, limit, None)
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """Return up to `limit` points of the scope that share words with `text`, by BM25, best first. How rare a word
-        is counts over the points of the scope's tenant. Empty where `text` has no words; no search is sent then.
-
-        Raises KeyError for an unknown collection, ValueError for text that is not valid Unicode, and VectorStoreError.
-        """
+        """As `VectorStore` says. No search is sent where `text` has no words."""
         query = self._encoder_of(await self._get_spec(collection)).encode_query(text)
         if not query.indices:
             return []
@@ -266,8 +249,7 @@ class ServerStore:
         return await self._query(collection, vector, SPARSE_VECTOR, scope, limit, params)
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
-        Raises KeyError for an unknown collection, and VectorStoreError."""
+        """As `VectorStore` says."""
         where = None if tenant is None else _make_filter(make_tenant_filter(tenant))
         counted = await self._ask(
             collection, lambda name: self._client.count(name, count_filter=where, exact=True), self._read_s
@@ -280,7 +262,7 @@ class ServerStore:
         await self._get_spec(collection)
 
     async def close(self) -> None:
-        """Close the client and its connections. No other method may be called afterwards."""
+        """As `VectorStore` says."""
         await self._client.close()
 
     async def _retrieve(self, collection: str, ids: Sequence[str]) -> dict[str, list[float]]:
@@ -339,7 +321,9 @@ class ServerStore:
             ef_construct=HNSW_EF_CONSTRUCT,
             full_scan_threshold=HNSW_FULL_SCAN_KIB,
         )
-        dense = {} if spec.dimension is None else {DENSE_VECTOR: _dense_params(spec.dimension)}
+        dense = {}
+        if spec.dimension is not None:
+            dense[DENSE_VECTOR] = models.VectorParams(size=spec.dimension, distance=models.Distance.COSINE)
         try:
             return await self._client.create_collection(
                 self._prefix + spec.name,
@@ -466,10 +450,6 @@ def _read_dense(record: models.Record) -> tuple[str, list[float]] | None:
     if not numbers:
         raise VectorStoreError("the Qdrant server answered a point without its vector")
     return str(record.id), numbers
-
-
-def _dense_params(dimension: int) -> models.VectorParams:
-    return models.VectorParams(size=dimension, distance=models.Distance.COSINE)
 
 
 def _make_filter(where: dict[str, Any]) -> models.Filter:

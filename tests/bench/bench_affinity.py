@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import uvloop
 
-from controller.schema.routing import ModelRoute
+from contract.routing import ModelRoute
 from tests.bench.batching_engine import SLOTS
 from tests.bench.report import Figure, median_ratio
 from tests.bench.targets import process

@@ -6,11 +6,11 @@ import statistics
 import time
 
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu
 from controller.planning.plan import plan
 from controller.state import (
     DesiredModel,
     DesiredState,
+    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,

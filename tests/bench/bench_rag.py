@@ -27,7 +27,7 @@ from tests.bench.rag_ingest import Sizes, measure_chat, measure_share
 from tests.bench.rag_sides import BARE, LOCAL, OURS
 from tests.bench.report import Figure
 from tests.bench.targets import CACHE
-from tests.support import llama_servers
+from tests.support import installed_engines
 from tests.support.minilm_model import Minilm, ModelUnavailableError, prepare_minilm
 
 CHUNKS, LOCAL_CHUNKS, SEARCHES = 100_000, 5_000, 400
@@ -62,7 +62,7 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
 def _measure_engines(measure: Measure, sizes: Sizes) -> list[Figure]:
     """Measure with real engines; where they are missing: nothing, and a line on stderr that says so."""
     try:
-        llama_servers.needed("binary")
+        installed_engines.needed("binary")
         model = prepare_minilm(CACHE / "minilm")
     except (pytest.skip.Exception, ModelUnavailableError) as error:
         print(f"measuring without engines: {error}", file=sys.stderr)

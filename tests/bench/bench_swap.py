@@ -21,7 +21,7 @@ import aiohttp
 
 from tests.bench.report import Figure
 from tests.support.http_client import answers
-from tests.support.llama_servers import program
+from tests.support.installed_engines import program
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until

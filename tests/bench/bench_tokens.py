@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from controller.schema.routing import ModelRoute
+from contract.routing import ModelRoute
 from tests.bench.load import CHAT, close, connect, post_bytes
 from tests.bench.real_engines import CONTEXT, LLAMA_SERVER, SLOTS, RealEngine, open_engines, route_to
 from tests.bench.report import Figure

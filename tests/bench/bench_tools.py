@@ -28,7 +28,7 @@ from urllib.request import urlopen
 
 import uvloop
 
-from controller.schema.tools import McpServerRoute, ToolRoute
+from contract.tools import McpServerRoute, ToolRoute
 from tests.bench.load import CHAT, Connection, allow_many_files, close, connect, post_bytes, request_bytes
 from tests.bench.report import Figure, median_ratio, percentile
 from tests.bench.targets import start_controller, start_gateway, start_module

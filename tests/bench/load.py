@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 _CHUNKED_END = b"0\r\n\r\n"
@@ -126,30 +126,26 @@ def close(connections: Sequence[Connection]) -> None:
 
 async def sequential_p50_ms(port: int, request: bytes, requests: int, limit_s: float) -> float:
     """Median milliseconds of one request after the other, so many of them or as many as `limit_s` allows."""
-    (connection,) = await connect(port, 1)
-    times: list[float] = []
-    end = time.perf_counter() + limit_s
-    while len(times) < requests:
-        start = time.perf_counter()
-        await connection.ask(request)
-        now = time.perf_counter()
-        times.append(now - start)
-        if now > end:
-            break
-    close([connection])
-    return sorted(times)[len(times) // 2] * 1000
+    return await _median_ms(port, request, requests, limit_s, lambda _: time.perf_counter())
 
 
 async def first_event_p50_ms(port: int, request: bytes, requests: int, limit_s: float) -> float:
     """Median milliseconds from a stream's request to its first event, one stream after the other."""
+    return await _median_ms(port, request, requests, limit_s, lambda connection: connection.first_event_at)
+
+
+async def _median_ms(
+    port: int, request: bytes, requests: int, limit_s: float, read_end: Callable[[Connection], float]
+) -> float:
     (connection,) = await connect(port, 1)
     times: list[float] = []
     end = time.perf_counter() + limit_s
     while len(times) < requests:
         start = time.perf_counter()
         await connection.ask(request)
-        times.append(connection.first_event_at - start)
-        if connection.first_event_at > end:
+        ended = read_end(connection)
+        times.append(ended - start)
+        if ended > end:
             break
     close([connection])
     return sorted(times)[len(times) // 2] * 1000

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from common.gateway_token import read_token
-from common.shared_token import SharedToken
-from retrieval.embedding.client import GatewayModelClient, ModelClient
+from common.shared_token import SharedToken, read_token
+from retrieval.embedding import GatewayModelClient, ModelClient
 from retrieval.parsing.pool import ParserPool
 from retrieval.vector_store.base import Point, VectorStore
 from retrieval.vector_store.edge.store import EdgeStore

@@ -12,8 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.rag_corpus import Corpus, Query
-from tests.bench.rag_sides import LOCAL, SIDES, Place, Side, measure_disk, measure_memory
+from tests.bench.rag_sides import LOCAL, SIDES, Corpus, Place, Query, Side, measure_disk, measure_memory
 from tests.bench.report import percentile
 
 BATCH: Final = 256

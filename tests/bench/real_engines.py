@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from contract.admin import Capabilities
+from contract.routing import ModelRoute
 from controller.engines import ENGINES
-from controller.schema.admin import Capabilities
-from controller.schema.routing import ModelRoute
 from tests.bench.load import CHAT, post_bytes, wait_until_answered
 from tests.bench.targets import Target, process, start_controller, start_gateway, start_module
 from tests.fakes.fake_controller import route
-from tests.support import llama_servers, vllm_engine
+from tests.support import installed_engines
 from tests.support.ports import free_port
 from worker.clockwork import make_model
 
@@ -82,23 +82,23 @@ async def _start_engine(name: str, stack: AsyncExitStack, folder: Path) -> RealE
 
 
 async def _start_llama_server(stack: AsyncExitStack, folder: Path) -> RealEngine:
-    llama_servers.needed("binary")
+    installed_engines.needed("binary")
     model = folder / "clockwork.gguf"
     make_model(model, context=CONTEXT, layers=LAYERS)
     port, token = free_port(), secrets.token_hex(16)
     flags = ["--ctx-size", str(CONTEXT), "--parallel", str(SLOTS), "--kv-unified", "--threads", "1", "--jinja"]
     flags += ["--fit", "off", "--metrics", "--slots", "--no-webui", "--host", "127.0.0.1", "--port", str(port)]
-    command = [str(llama_servers.program()), "--model", str(model), "--alias", "llama", *flags]
+    command = [str(installed_engines.program()), "--model", str(model), "--alias", "llama", *flags]
     log = stack.enter_context((folder / "llama.log").open("wb"))
     await stack.enter_async_context(process(command, out=log, err=log, env={"LLAMA_API_KEY": token}))
     return RealEngine(LLAMA_SERVER, "llama", port, token)
 
 
 async def _start_vllm(stack: AsyncExitStack, folder: Path) -> RealEngine:
-    vllm_engine.programs()
+    installed_engines.programs()
     make_model(folder / "unused.gguf", folder / "vllm", layers=LAYERS)
     token = secrets.token_hex(16)
-    worker = await asyncio.to_thread(vllm_engine.start_worker, folder, "vllm", token)
+    worker = await asyncio.to_thread(installed_engines.start_worker, folder, "vllm", token)
     stack.enter_context(worker)
     return RealEngine(VLLM, "vllm", worker.port, token)
 

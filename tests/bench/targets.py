@@ -18,7 +18,7 @@ from typing import IO
 
 import psutil
 
-from controller.schema.keys import Key
+from contract.keys import Key
 from tests.bench import litellm
 from tests.bench.load import CHAT, close, connect, request_bytes
 from tests.fakes.fake_controller import FakeController, route

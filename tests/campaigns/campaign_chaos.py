@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tests.campaigns.record import Outcome
 
 if TYPE_CHECKING:
-    from tests.support.chaos.record import Record
     from tests.support.chaos.stage import Stage
+    from tests.support.chaos.verdict import Record
 
 ABOUT = """
 A whole Roundhouse on real llama-servers: four models, six engines. Eight clients ask at the public address without

@@ -11,14 +11,13 @@ from pathlib import Path
 from tests.campaigns.record import Outcome, Table
 from tests.support.agent_programs import AGENTS, CodingAgent
 from tests.support.ci_cache import add_llama_server_to_path
-from tests.support.compaction import CompactionRun, count_first_request, play_compaction
+from tests.support.compaction import EXPECTED, CompactionRun, count_first_request, play_compaction, probe_packages
 from tests.support.foreign_clients import NODE_PACKAGES, PYTHON_PACKAGES, ForeignClients, install_clients
-from tests.support.overflow_packages import EXPECTED, probe_packages
 
 ABOUT = """
 Prompts with more tokens than the context, on a real llama-server behind a gateway. Packages from PyPI must raise the
 same errors as for OpenAI's and Anthropic's own refusals. Coding agents from npm work with a scripted model
-(`tests/support/agent_model.py`) that calls their command tool until the results fill the context, which is twice the
+(`tests/support/agent_programs.py`) that calls their command tool until the results fill the context, which is twice the
 first request by the engine's `/apply-template` and `/tokenize`. Each agent runs once with the context in its own
 setting, when it must compact and end its task, and once without. The tokens are about letters: no real vocabulary has
 so many.

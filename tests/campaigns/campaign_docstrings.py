@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Table, current_commit
+from tests.support.packages import PACKAGES
 
 ABOUT = """
 Twenty public docstrings, drawn at random from the commit's id. A reader who does not know the code writes down what
 each says, then compares it with the code: right, or missed something that a caller must know. At most one may be
 missed. The campaign writes the table with empty cells; run again on the same commit, it keeps the cells and counts.
 """
-PROGRAMS: Final = ("common", "controller", "gateway", "retrieval", "transfers", "worker")
 DRAWN: Final = 20
 MOST_MISSED: Final = 1
 READINGS: Final = "Readings"
@@ -38,7 +38,7 @@ class Docstring:
 def list_docstrings(root: Path) -> list[Docstring]:
     """Return the docstrings of public classes, functions and methods of the programs below `root`, sorted by place."""
     found: list[Docstring] = []
-    for program in PROGRAMS:
+    for program in PACKAGES:
         for path in sorted((root / program).rglob("*.py")):
             found += _docstrings_in(ast.parse(path.read_text()), f"{path.relative_to(root)}:")
     return found

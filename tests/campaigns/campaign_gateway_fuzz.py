@@ -19,7 +19,7 @@ TESTS = (
     "tests/integration/gateway/test_body_memory.py",
     "tests/integration/gateway/test_early_answers.py",
     "tests/integration/gateway/test_openapi.py",
-    "tests/unit/gateway/tools/test_depth_cut.py",
+    "tests/unit/assistant/tools/test_depth_cut.py",
     "tests/integration/gateway/test_access_matrix.py",
     "tests/e2e/test_admin_openapi.py",
 )

@@ -14,8 +14,7 @@ from typing import Final
 from tests.campaigns.record import Outcome, Table
 from tests.support.ci_cache import add_llama_server_to_path
 from tests.support.foreign_clients import ForeignClients, install_clients
-from tests.support.mcp_agents import NODE_PACKAGES, PYTHON_PACKAGES, ClaudeOperator
-from tests.support.mcp_operators import OperatedSite
+from tests.support.mcp_operators import NODE_PACKAGES, PYTHON_PACKAGES, ClaudeOperator, OperatedSite
 from tests.support.reference_servers import HELD, run_checks
 
 ABOUT = """

@@ -10,9 +10,15 @@ from pathlib import Path
 
 from tests.campaigns.record import Outcome, Table
 from tests.support.ci_cache import add_llama_server_to_path
-from tests.support.contained_servers import check_containers
 from tests.support.foreign_clients import ForeignClients, install_clients
-from tests.support.reference_servers import HELD, NODE_PACKAGES, PYTHON_PACKAGES, ReferenceServers, run_checks
+from tests.support.reference_servers import (
+    HELD,
+    NODE_PACKAGES,
+    PYTHON_PACKAGES,
+    ReferenceServers,
+    check_containers,
+    run_checks,
+)
 
 ABOUT = """
 The reference servers `time`, `fetch` (PyPI), `filesystem` and `everything` (npm), unmodified, declared by command to a

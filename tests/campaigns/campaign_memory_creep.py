@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.campaigns.record import Outcome, Table
-from tests.support.memory_growth import BEARABLE_MIB_PER_HOUR, judge_growth
+from tests.support.memory import BEARABLE_MIB_PER_HOUR, judge_growth
 from tests.support.tormented_gateway import Torment, TormentedGateway, tormented_gateway
 
 ABOUT = """

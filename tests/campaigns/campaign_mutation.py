@@ -26,8 +26,8 @@ argument, a value that is assigned or returned. A test must fail for each such m
 mutants are judged as `sample` says, chosen by the seed.
 
 The tests of a module are those that import it and those in the folder that mirrors its own, in tests/unit and
-tests/properties; for gateway/exchange, gateway/streams, retrieval and transfers also those in tests/integration. Of
-them, those run that call the mutated function, for at most 20 s. Tests with marks (engines, slow, docker, embedded,
+tests/properties; for gateway/exchange, assistant/streams, retrieval and transfers also those in tests/integration. Of
+them, those run that call the mutated function, for at most 60 s. Tests with marks (engines, slow, docker, embedded,
 vllm), of more than 5 s, or that fail in the copy of the repository without a mutant judge nothing. Properties run with
 12 derandomized examples each.
 
@@ -47,28 +47,42 @@ known is kept by content in `~/.cache/roundhouse/mutation`; `survivors/` there l
 @dataclass(frozen=True, slots=True)
 class Package:
     name: str
-    """Its folder."""
+    """Its folder, or its module without the ending: a package keeps its name, and so its pin, when it becomes one."""
     more: tuple[str, ...] = ()
     """Folders of tests that no import leads to: they reach the package through a whole program in their process."""
+    modules: tuple[str, ...] = ()
+    """The modules that were this package; empty: the folder or module of its name."""
 
 
 PACKAGES = (
     Package("controller/planning"),
     Package("controller/desired"),
     Package("controller/config"),
-    Package("controller/status"),
-    Package("controller/sizing"),
+    Package(
+        "controller/status",
+        modules=(
+            "controller/model_status",
+            "controller/rollout",
+            "controller/routing_table",
+            "controller/state_machine",
+        ),
+    ),
+    Package("controller/sizing", modules=("controller/memory_estimator", "controller/memory_history")),
     Package("controller/redaction"),
     Package("gateway/admission"),
-    Package("gateway/exchange", ("tests/integration/gateway",)),
+    Package("gateway/exchange", ("tests/integration/gateway", "tests/integration/assistant")),
     Package("gateway/protocols"),
     Package("gateway/tenancy"),
     Package("gateway/routing"),
     Package("gateway/sessions"),
-    Package("gateway/streams", ("tests/integration/gateway",)),
+    Package("assistant/streams", ("tests/integration/assistant",)),
     Package("gateway/ingress"),
     Package("retrieval/ingestion", ("tests/unit/retrieval", "tests/integration/retrieval")),
-    Package("retrieval/search", ("tests/unit/retrieval", "tests/integration/retrieval")),
+    Package(
+        "retrieval/search",
+        ("tests/unit/retrieval", "tests/integration/retrieval"),
+        ("retrieval/fusion", "retrieval/search"),
+    ),
     Package("retrieval/catalog", ("tests/unit/retrieval", "tests/integration/retrieval")),
     Package("transfers/fetch", ("tests/unit/transfers", "tests/integration/transfers")),
 )
@@ -92,7 +106,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     """What this campaign can be told besides its seed."""
     names = [package.name for package in PACKAGES]
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--part", choices=names, metavar="PACKAGE", help="this package alone, as gateway/streams")
+    which.add_argument("--part", choices=names, metavar="PACKAGE", help="this package alone, as assistant/streams")
     which.add_argument("--next", dest="next_part", action="store_true", help="the first package with mutants left")
     parser.add_argument("--minutes", type=float, help=f"how long; 0: only write the page (default: {MINUTES:g})")
     parser.add_argument("--sample", type=int, help=f"mutants of a package that are judged (default: {SAMPLE})")
@@ -102,9 +116,9 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 # What may survive
 
 
-def read_equivalents(paths: Sequence[Path] = EQUIVALENTS) -> dict[MutantKey, str]:
+def read_equivalents() -> dict[MutantKey, str]:
     """The reasons why mutants may survive, by path, function, and the lines before and after."""
-    entries = [entry for path in paths for entry in tomllib.loads(path.read_text())["equivalent"]]
+    entries = [entry for path in EQUIVALENTS for entry in tomllib.loads(path.read_text())["equivalent"]]
     return {
         (*entry["at"].split(": "), entry["before"], after): entry["reason"]
         for entry in entries
@@ -195,8 +209,17 @@ class Survey:
         return [(mutant, known[mutant.name].verdict) for mutant in self.sample if mutant.name in known]
 
 
+def list_modules(package: Package) -> list[str]:
+    """Paths in the repository, sorted."""
+    places = [REPOSITORY / name for name in package.modules or (package.name,)]
+    paths = [
+        path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")])
+    ]
+    return sorted(str(path.relative_to(REPOSITORY)) for path in paths)
+
+
 def survey_package(package: Package, files: TestFiles, store: MutationStore, seed: int, sample: int) -> Survey:
-    paths = [str(path.relative_to(REPOSITORY)) for path in sorted((REPOSITORY / package.name).rglob("*.py"))]
+    paths = list_modules(package)
     by_path = {path: store.read_mutated(path)[1] for path in paths}
     tests = {path: files.choose(path, package.more) for path, found in by_path.items() if found}
     mutants = [mutant for found in by_path.values() for mutant in found]
@@ -401,11 +424,11 @@ def find_stale(surveys: Sequence[Survey], equivalents: Mapping[MutantKey, str]) 
     for survey in surveys:
         killed = {mutant.name for mutant, verdict in survey.judged if verdict in FOUND}
         alive |= {key_of(mutant) for mutant in survey.mutants if mutant.name not in killed}
-    covered = tuple(f"{survey.package.name}/" for survey in surveys)
+    covered = {path for survey in surveys for path in list_modules(survey.package)}
     return [
         f"{path}: {function}: listed as equivalent, but killed or gone: {after}"
         for path, function, before, after in sorted(equivalents)
-        if path.startswith(covered) and (path, function, before, after) not in alive
+        if path in covered and (path, function, before, after) not in alive
     ]
 
 

@@ -13,12 +13,22 @@ from retrieval.parsing.pool import ParserPool
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.bench.targets import CACHE
 from tests.campaigns.record import Outcome, Table
-from tests.support.debian_documents import PACKAGES, DocumentsUnavailableError, load_documents
-from tests.support.embedding_cache import CachedModels, OnnxModels
-from tests.support.known_items import MIXED, Question, make_question_sets
 from tests.support.minilm_model import NAME, PACKAGE, WEIGHTS_SHA256, ModelUnavailableError, prepare_minilm
 from tests.support.retrieval_harness import retrieval_harness
-from tests.support.retrieval_quality import Qualities, add_documents, find_misses, measure_quality
+from tests.support.retrieval_quality import (
+    MIXED,
+    PACKAGES,
+    CachedModels,
+    DocumentsUnavailableError,
+    OnnxModels,
+    Qualities,
+    Question,
+    add_documents,
+    find_misses,
+    load_documents,
+    make_question_sets,
+    measure_quality,
+)
 
 ABOUT = f"""
 Pages of Debian's documentation packages, searched by questions whose one right document is known. Headings: one that

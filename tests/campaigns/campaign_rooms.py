@@ -31,8 +31,8 @@ SEARCHES = (
     Search("Anthropic stream translation", "anthropic.*stream", "gateway/protocols/anthropic/answer_stream.py"),
     Search("a new llama-server flag", "llama.server", "controller/engines/llama_server.py"),
     Search("GPU placement", "placement", "controller/planning/placement.py"),
-    Search("what an error code means", "error.*code", "controller/schema/error_code.py"),
-    Search("the load state machine", "state.machine", "controller/status/state_machine.py"),
+    Search("what an error code means", "error.*code", "contract/error_codes.toml"),
+    Search("the load state machine", "state.machine", "controller/state_machine.py"),
     Search("a new metric", "metric", "controller/reports/metrics.py"),
     Search("the fair queue", "fair.*queue", "gateway/admission/fair_queue.py"),
 )

@@ -9,7 +9,7 @@ Generated sequences of writes, reads, deletions and expiries, compared with a di
 limits hold, and the oldest goes first.
 """
 TESTS = (
-    "tests/properties/gateway/storage/test_database.py",
-    "tests/integration/gateway/test_responses_process.py",
+    "tests/properties/assistant/storage/test_database.py",
+    "tests/integration/assistant/test_responses_process.py",
 )
 run = suite(TESTS)

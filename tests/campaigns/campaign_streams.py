@@ -12,11 +12,11 @@ which ends explicitly. 1,000 tries at another tenant's id and at an unknown one.
 each token that came is counted.
 """
 TESTS = (
-    "tests/properties/gateway/streams/test_streams.py",
+    "tests/properties/assistant/streams/test_streams.py",
     "tests/integration/gateway/test_aborted_streams.py",
-    "tests/integration/gateway/test_resumed_engines.py",
-    "tests/integration/gateway/test_resumed_limits.py",
-    "tests/integration/gateway/test_resumed_process.py",
-    "tests/integration/gateway/test_resumed_streams.py",
+    "tests/integration/assistant/test_resumed_engines.py",
+    "tests/integration/assistant/test_resumed_limits.py",
+    "tests/integration/assistant/test_resumed_process.py",
+    "tests/integration/assistant/test_resumed_streams.py",
 )
 run = suite(TESTS)

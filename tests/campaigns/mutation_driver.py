@@ -32,7 +32,7 @@ from tests.campaigns.mutation_processes import Ended, Job, run_jobs
 
 KILLED, SURVIVED, TIMED_OUT, UNTESTED, UNCLEAR = "killed", "survived", "timed out", "untested", "unclear"
 """Unclear: pytest ended with an error of its own, and no test failed."""
-TESTS_S = 20.0
+TESTS_S = 60.0
 """How long the tests of one mutant may take together, by what they took without one."""
 FIRST_S, FIRST_TESTS = 1.0, 40
 """What is run first: most mutants are killed by it, and the other tests need not be collected."""

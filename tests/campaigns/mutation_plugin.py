@@ -12,7 +12,17 @@ from mutmut.state import state
 EXAMPLES = 12
 """Per property. A mutant is judged by a few hundred tests, thousands of times."""
 TESTS = ("tests.unit.", "tests.properties.", "tests.integration.", "tests.support.", "tests.fakes.")
-MODULES = ("common.", "controller.", "gateway.", "retrieval.", "transfers.", "worker.")
+MODULES = (
+    "assistant.",
+    "cli.",
+    "common.",
+    "contract.",
+    "controller.",
+    "gateway.",
+    "retrieval.",
+    "transfers.",
+    "worker.",
+)
 
 called_on_import: set[str] = set()
 """Functions, by mutmut's names. Any test may use what they made. This is state of a process, as mutmut's own is, and

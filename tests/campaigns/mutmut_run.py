@@ -28,11 +28,12 @@ import psutil
 
 from tests.campaigns.record import REPOSITORY
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
+from tests.support.packages import PACKAGES
 
 INSTALL = "mutmut is not installed; `pip install 'mutmut>=3.8,<4'`, or `make install`, brings it"
 GRACE_S = 60.0
 """How long after its time the driver may end by itself."""
-FOLDERS = ("common", "controller", "gateway", "retrieval", "transfers", "worker", "tests")
+FOLDERS = (*PACKAGES, "tests")
 _SETTINGS = '\n[tool.mutmut]\nsource_paths = ["controller"]\nuse_git_change_detection = false\n'
 """mutmut reads its settings in the working directory, and refuses to be asked for mutants without any."""
 

@@ -48,7 +48,7 @@ def suite(paths: Sequence[str]) -> Callable[[int], Outcome]:
     return partial(run_tests, paths)
 
 
-def run_tests(paths: Sequence[str], seed: int, *, title: str = "Tests", options: Sequence[str] = ()) -> Outcome:
+def run_tests(paths: Sequence[str], seed: int, *, options: Sequence[str] = ()) -> Outcome:
     """Run these test files with full counts from a seed. A test that fails or is skipped is a failure, and so is a
     run without tests. The command line's environment already says that a campaign runs."""
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
@@ -60,7 +60,7 @@ def run_tests(paths: Sequence[str], seed: int, *, title: str = "Tests", options:
         status = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
         if not report.exists():
             return Outcome((), (f"pytest ended with {status} and left no report",))
-        outcome = read_report(report, title)
+        outcome = read_report(report, "Tests")
     if status and not outcome.failures:
         return Outcome(outcome.tables, (f"pytest ended with {status}, and no test failed",))
     return outcome

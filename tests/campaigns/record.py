@@ -10,6 +10,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = REPOSITORY / "docs" / "campaigns"
+PROGRAMS = ("assistant", "cli", "common", "contract", "controller", "gateway", "retrieval", "transfers", "worker")
+"""The folders of product code."""
 
 
 @dataclass(frozen=True, slots=True)

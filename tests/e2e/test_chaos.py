@@ -10,9 +10,8 @@ import pytest
 
 from tests.support.chaos.faults import KINDS
 from tests.support.chaos.play import Chaos, Kind, play
-from tests.support.chaos.record import Record
 from tests.support.chaos.up_stage import UpStage
-from tests.support.chaos.verdict import find_failures
+from tests.support.chaos.verdict import Record, find_failures
 
 pytestmark = pytest.mark.engines
 

@@ -13,13 +13,13 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.admin import AdminApi
+from tests.support.broken_peers import SocketRelay
 from tests.support.compose_project import ComposeProject, compose_project
 from tests.support.docker_engine import SOCKET
 from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub
 from tests.support.http_client import answers, send_request
 from tests.support.roundhouse_stack import SENTENCE
-from tests.support.socket_relay import SocketRelay
 from tests.support.wait import until
 
 __all__ = ["compose_project"]

@@ -23,7 +23,7 @@ MODELS = {
     "chat": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1},
     "embed": {"model_path": "clockwork.gguf", "llama_server_embedding": True, "llama_server_pooling": "mean"},
 }
-MAIN = "import sys; from controller.cli.main import main; sys.exit(main())"
+MAIN = "import sys; from cli.main import main; sys.exit(main())"
 NOTES = "# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
+from tests.support.gguf_files import ADAPTED, make_gguf_adapter
 from tests.support.http_client import Reply
-from tests.support.lora_adapters import ADAPTED, make_gguf_adapter
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
 

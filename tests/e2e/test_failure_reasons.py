@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.steps import STEPS
-from tests.support import llama_servers
+from tests.support import installed_engines
 from tests.support.ci_cache import REPOSITORY
 
 pytestmark = pytest.mark.engines
@@ -41,7 +41,7 @@ def steps_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_every_step_ends_in_the_table_and_in_the_file(folder: Path) -> None:
-    llama_servers.needed("binary")
+    installed_engines.needed("binary")
     code, output = run(folder)
     steps = steps_in(folder)
     assert code == 0, output

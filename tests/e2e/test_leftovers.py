@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.conftest import open_docker_runtime
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import DockerRuntimeFixture

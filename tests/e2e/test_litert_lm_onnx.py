@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.schema.status import ModelState
-from tests.support.litertlm_files import litertlm
+from contract.status import ModelState
+from tests.support.installed_engines import litertlm
 from tests.support.onnx_models import token_vectors, unit, write_model, write_vocabulary
 from tests.support.roundhouse_stack import RoundhouseStack
 from worker.clockwork import CONTEXT, SENTENCE

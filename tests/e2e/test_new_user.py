@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.campaign_first_hour import BOUNDS_S, failures_of
-from tests.support.first_hour import FirstHour, Step, lend_environment
+from tests.support.first_hour import FirstHour, Step, find_missing, lend_environment
 from tests.support.require import require
-from tests.support.user_systemd import find_missing
 
 pytestmark = pytest.mark.engines
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.schema.status import ModelState, ModelStatus
+from contract.status import ModelState, ModelStatus
 from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub
 from tests.support.ports import free_port

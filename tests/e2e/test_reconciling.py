@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.load import Load
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import RuntimeFixture

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.fake_hub.faults import Fault
 from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub

@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.seeing_model import BRIGHT, DARK, encode, make_image, make_projector, make_seeing_model, make_sound

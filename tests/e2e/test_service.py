@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import PROGRAM
-from tests.support.engine_processes import read_records
 from tests.support.http_client import answers
+from tests.support.process_engines import read_records
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.wait import until
 

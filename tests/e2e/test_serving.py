@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until

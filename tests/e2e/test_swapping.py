@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.campaign import campaign_count, campaign_seed
 from tests.support.llama_slots import make_endless
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack

@@ -21,11 +21,11 @@ import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
+from tests.support.gguf_files import ADAPTED, make_peft_adapter
 from tests.support.http_client import send_request
-from tests.support.lora_adapters import ADAPTED, make_peft_adapter
+from tests.support.installed_engines import ON_CPU, STARTS_S, engine_cache, programs
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture, stack_of_processes
-from tests.support.vllm_engine import ON_CPU, STARTS_S, engine_cache, programs
 from tests.support.wait import until
 from tests.support.worker_process import alive
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.clockwork_folders import make_ct2
-from tests.support.litertlm_files import litertlm
+from tests.support.installed_engines import litertlm
 from tests.support.onnx_models import token_vectors, unit, write_model, write_vocabulary
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 

@@ -1,12 +1,56 @@
-"""A fake of the client's end of a connection: what a `ClientCall` asks of it, and all that was written."""
+"""A fake of the client's end of a connection: what a `ClientCall` asks of it, asyncio's transport below it, and all
+that was written."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from gateway.server.call import ClientCall
-from tests.fakes.fake_transport import FakeTransport
+
+
+class FakeTransport:
+    """An open connection to nobody."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.is_open = True
+        self.reads = True
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        for part in parts:
+            self.write(part)
+
+    def close(self) -> None:
+        self.is_open = False
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return not self.is_open
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Nothing more comes."""
+
+    def get_write_buffer_size(self) -> int:
+        """All is sent at once."""
+        return 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
 
 
 class FakeConnection:
@@ -17,7 +61,7 @@ class FakeConnection:
         self.client = ("127.0.0.1", 1)
         self.default_lines = b""
         self.max_body_bytes = 1024
-        self.local_address = "127.0.0.1"
+        self.local_address: str | None = "127.0.0.1"
         self.complete: list[ClientCall] = []
         self.asked_for_body = 0
 

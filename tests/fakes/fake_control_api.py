@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from controller.schema.admin import AdminModel, AdminModels, Capabilities, Drift, DryRun, GpuMemoryAnswer
-from controller.schema.errors import RoundhouseError
-from controller.schema.journal import History, JournalEntry
-from controller.schema.status import (
+from contract.admin import AdminModel, AdminModels, Capabilities, Drift, DryRun, GpuMemoryAnswer
+from contract.errors import RoundhouseError
+from contract.journal import History, JournalEntry
+from contract.status import (
     ControllerStatus,
     ModelState,
     ModelStatus,

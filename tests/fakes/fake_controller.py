@@ -9,11 +9,11 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from controller.schema.admin import Capabilities
-from controller.schema.keys import Key
-from controller.schema.routing import Endpoint, GatewayReport, LinkRefusal, ModelRoute, RoutingTable, Stamp
-from controller.schema.status import ModelState
-from controller.schema.tools import McpServerRoute, ToolRoute
+from contract.admin import Capabilities
+from contract.keys import Key
+from contract.routing import Endpoint, GatewayReport, LinkRefusal, ModelRoute, RoutingTable, Stamp
+from contract.status import ModelState
+from contract.tools import McpServerRoute, ToolRoute
 from tests.fakes.fake_admin import FakeAdmin
 
 DEADLINE_S = 60.0

@@ -12,8 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from retrieval.parsing.base import ChunkSpan, ParsingLimits
-from retrieval.parsing.messages import FRAME_HEAD, decode_request, encode_answer, read_frame_head
+from retrieval.parsing.base import FRAME_HEAD, ChunkSpan, ParsingLimits, decode_request, encode_answer, read_frame_head
 from retrieval.parsing.worker import _limit_process, _limit_time
 
 

@@ -54,7 +54,7 @@ class FakePhone:
         if self.is_broken:
             error = {"message": "The service is not installed", "type": "server_error", "code": 500}
             return web.json_response({"error": error}, status=500)
-        told: dict[str, Any] = {
+        status: dict[str, Any] = {
             "model_id": MODEL,
             "status_code": self.code,
             "status": _LABELS[self.code],
@@ -64,8 +64,8 @@ class FakePhone:
             "manufacturer": "Google",
         }
         if request.query.get("probe") == "all":
-            told["probes"] = [{"release_stage": "PREVIEW", "preference": "FAST", "status_code": 3}]
-        return web.json_response(told)
+            status["probes"] = [{"release_stage": "PREVIEW", "preference": "FAST", "status_code": 3}]
+        return web.json_response(status)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a chat completion."""
@@ -78,8 +78,8 @@ class FakePhone:
             return _refuse(status, code, message, _LABELS[self.code])
         base = {"id": "chatcmpl-1", "created": 1778611764, "model": MODEL}
         if not body.get("stream"):
-            told = {"role": "assistant", "content": "".join(WORDS)}
-            choice = {"index": 0, "message": told, "finish_reason": "stop"}
+            reply = {"role": "assistant", "content": "".join(WORDS)}
+            choice = {"index": 0, "message": reply, "finish_reason": "stop"}
             return web.json_response({**base, "object": "chat.completion", "choices": [choice]})
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)

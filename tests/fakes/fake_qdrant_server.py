@@ -21,7 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from qdrant_client import models
 from qdrant_client.http.models import models as generated
 
-from retrieval.vector_store.edge.conditions import make_edge_filter
+from retrieval.vector_store.edge.shard_process import make_edge_filter
 
 Handler = Callable[[web.Request, Any], dict[str, Any]]
 
@@ -172,7 +172,7 @@ class FakeQdrantServer:
 
     def _describe(self, request: web.Request, _body: None) -> dict[str, Any]:
         found = self._find(request)
-        made = found.request.model_dump(mode="json", exclude_none=True)
+        parameters = found.request.model_dump(mode="json", exclude_none=True)
         return {
             "status": "green",
             "optimizer_status": "ok",
@@ -180,16 +180,16 @@ class FakeQdrantServer:
             "segments_count": found.shard.info().segments_count,
             "config": {
                 "params": {
-                    "vectors": made.get("vectors", {}),
-                    "sparse_vectors": made["sparse_vectors"],
-                    "shard_number": made["shard_number"],
+                    "vectors": parameters.get("vectors", {}),
+                    "sparse_vectors": parameters["sparse_vectors"],
+                    "shard_number": parameters["shard_number"],
                     "replication_factor": 1,
                     "write_consistency_factor": 1,
                     "on_disk_payload": True,
                 },
-                "hnsw_config": made["hnsw_config"],
+                "hnsw_config": parameters["hnsw_config"],
                 "optimizer_config": {"default_segment_number": 0, "flush_interval_sec": 5},
-                "metadata": made["metadata"],
+                "metadata": parameters["metadata"],
             },
             "payload_schema": found.indexes,
         }
@@ -255,17 +255,17 @@ class FakeQdrantServer:
         found = self._find(request)
         if not isinstance(body.with_payload, list) or not body.using or body.limit is None:
             raise RefusalError(400, "the store's client always says which payload, which vector and how many")
-        asked: Any = body.query.nearest if isinstance(body.query, models.NearestQuery) else body.query
+        nearest: Any = body.query.nearest if isinstance(body.query, models.NearestQuery) else body.query
         params = None
-        if isinstance(asked, models.SparseVector):
-            query = edge.Query.Nearest(edge.SparseVector(asked.indices, asked.values), using=body.using)
+        if isinstance(nearest, models.SparseVector):
+            query = edge.Query.Nearest(edge.SparseVector(nearest.indices, nearest.values), using=body.using)
             if body.params is None or not isinstance(body.params.idf, models.IdfCorpusParams):
                 raise RefusalError(400, "the store's client never searches words without a corpus")
             params = edge.SearchParams(idf=edge.IdfParams(_make_filter(body.params.idf.corpus)))
-        elif isinstance(asked, list) and all(isinstance(each, int | float) for each in asked):
-            query = edge.Query.Nearest([float(each) for each in asked], using=body.using)
+        elif isinstance(nearest, list) and all(isinstance(each, int | float) for each in nearest):
+            query = edge.Query.Nearest([float(each) for each in nearest], using=body.using)
         else:
-            raise RefusalError(400, f"the store's client never asks {asked!r}")
+            raise RefusalError(400, f"the store's client never asks {nearest!r}")
         points = found.shard.query(
             edge.QueryRequest(
                 body.limit,

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval.schema.files import TextContent, VectorStoreHit, VectorStoreResults
-from retrieval.schema.search import SearchHit, SearchResult, SearchScores
+from contract.documents import SearchHit, SearchResult, SearchScores
+from contract.files import TextContent, VectorStoreHit, VectorStoreResults
 from tests.fakes.served_app import served_app
 
 

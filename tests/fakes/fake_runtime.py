@@ -1,12 +1,15 @@
-"""A fake of `controller.runtimes.base.Runtime`: engines are entries in a table, and the host can be made to fail."""
+"""Fakes of what the reconciler works with: the runtime, the prober of health, the downloads of sources."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
-from controller.gpus import Gpu, GpuDriver, UnreadGpu
+from contract.desired import Definition
+from controller.downloads.service import SourceDownloadError
+from controller.observe.health import ProbedHealth
+from controller.observe.prober import ProbeTarget
 from controller.runtimes.base import (
     LogPart,
     Rendered,
@@ -16,8 +19,76 @@ from controller.runtimes.base import (
     StartError,
     StartRequest,
 )
-from controller.schema.desired import Definition
-from controller.state import Exit, Phase, PreflightResult
+from controller.state import Exit, Gpu, GpuDriver, Health, IdleSpan, Phase, PreflightResult, UnreadGpu
+
+
+class FakeDownloader:
+    """A `SourceDownloader` without a network. `fractions` is the test's to set."""
+
+    def __init__(self) -> None:
+        self.fractions: Mapping[str, float] = {}
+        self.ordered: list[str] = []
+        """Every source that was ordered, in order."""
+        self.cancelled: list[str] = []
+        self._waits: dict[str, asyncio.Future[None]] = {}
+
+    async def download_source(self, source: str) -> None:
+        """Wait until `finish` or `fail`. See `SourceDownloader`."""
+        self.ordered.append(source)
+        self._waits[source] = asyncio.get_running_loop().create_future()
+        await self._waits[source]
+
+    async def cancel_source(self, source: str) -> None:
+        self.cancelled.append(source)
+        self.fail(source, "its download was cancelled")
+
+    def finish(self, source: str) -> None:
+        """End a download that is under way."""
+        self._waits.pop(source).set_result(None)
+
+    def fail(self, source: str, reason: str) -> None:
+        """Let a download that is under way fail."""
+        self._waits.pop(source).set_exception(SourceDownloadError(reason))
+
+
+class FakeProber:
+    """Knows replicas that run; `ready` is when each became so."""
+
+    def __init__(self) -> None:
+        self.ready: dict[str, float] = {}
+        self.idle_spans: dict[str, IdleSpan] = {}
+        self.requested_probes: list[str] = []
+        """Replicas that somebody wanted to be probed at once."""
+
+    def track_targets(self, targets: Mapping[str, ProbeTarget], keep: Collection[str]) -> None:
+        """Forget what is neither watched nor kept."""
+        known = {*targets, *keep}
+        self.ready = {name: since for name, since in self.ready.items() if name in known}
+        for name, target in targets.items():
+            if target.ready_since is not None:
+                self.ready.setdefault(name, target.ready_since)
+
+    async def wait_for_first_round(self) -> None:
+        """Nothing is asked."""
+
+    def get_health(self, name: str) -> ProbedHealth:
+        since = self.ready.get(name)
+        if since is None:
+            return ProbedHealth()
+        return ProbedHealth(
+            health=Health.READY,
+            ready_since=since,
+            idle=True,
+            idle_span=self.idle_spans.get(name),
+            probed_at=float("inf"),
+        )
+
+    def probe_now(self, name: str, *, then_wake: bool = False) -> None:
+        """There is nothing to hurry; it is noted."""
+        self.requested_probes.append(name)
+
+    async def close(self) -> None:
+        """Nothing to stop."""
 
 
 class FakeRuntime:

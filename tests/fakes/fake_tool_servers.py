@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.schema.tools import McpServerRoute
-from gateway.tools.arguments import ArgumentCheck
-from gateway.tools.mcp_client.catalog import Catalog, OfferedTool, ServerStatus
-from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
+from assistant.tools.arguments import ArgumentCheck
+from assistant.tools.mcp_client.catalog import Catalog, OfferedTool, ServerStatus
+from assistant.tools.spec import ToolCall, ToolResult, ToolSpec
+from contract.tools import McpServerRoute
 from tests.fakes.gateway_harness import GatewayHarness
 
 Fields = dict[str, Any]
@@ -96,6 +96,6 @@ class _Counted:
 
 def install(gateway: GatewayHarness, *tools: FakeTool) -> FakeServers:
     """Put these tools in the place of the gateway's servers."""
-    runner: Any = gateway.app.tool_runner
+    runner: Any = gateway.assistant.tools
     servers = runner._servers = FakeServers(list(tools))
     return servers

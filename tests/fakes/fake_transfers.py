@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from controller.schema.downloads import (
+from contract.downloads import (
     FINAL_STATES,
     RECORDS_FOLDER,
     Download,
@@ -35,7 +35,7 @@ from controller.schema.downloads import (
     Removal,
     RemovalOrder,
 )
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 
 
 @dataclass
@@ -249,13 +249,13 @@ class FakeTransfers:
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        told: dict[str, Download] = {}
+        sent: dict[str, Download] = {}
         yield b": downloads\n\n"
         while not self._server.should_exit:
             changed = self._changed
             for each in self.downloads.values():
-                if told.get(each.id) != each:
-                    told[each.id] = each
+                if sent.get(each.id) != each:
+                    sent[each.id] = each
                     yield b"event: download\ndata: " + each.model_dump_json().encode() + b"\n\n"
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), 0.1)

@@ -6,18 +6,20 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from controller.schema.keys import Key
-from controller.schema.routing import ModelRoute
-from controller.schema.tools import McpServerRoute, ToolRoute
+from assistant.extension import Assistant, open_store
+from contract.keys import Key
+from contract.routing import ModelRoute
+from contract.tools import McpServerRoute, ToolRoute
 from gateway.__main__ import Server, bind_client_listeners, server_of
-from gateway.app import Gateway, open_certificate, open_clock, open_store
+from gateway.app import Gateway, create_gateway, open_certificate, open_clock
 from gateway.exchange.services import Services
+from gateway.extension import Extension, GatewayParts, add_nothing
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
@@ -34,6 +36,11 @@ async def until(condition: Callable[[], bool], what: str = "condition") -> None:
         raise AssertionError(f"never came true: {what}") from None
 
 
+def assemble_gateway(settings: GatewaySettings) -> Gateway:
+    """A gateway with an assistant that stores nothing. It does not run."""
+    return create_gateway(settings, lambda parts: Assistant(parts, None).describe_extension())
+
+
 @contextlib.asynccontextmanager
 async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
     """A gateway with these settings; gives its base URL. Its port is free, whatever the settings say."""
@@ -42,9 +49,11 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, Server]]:
-    """The same, with the server itself, for who looks inside. Its responses are stored in a folder of its own, where
-    the settings name none."""
+async def server_running(
+    settings: GatewaySettings, assistants: list[Assistant] | None = None
+) -> AsyncIterator[tuple[str, Server]]:
+    """The same, with the server itself, for who looks inside; `assistants` gets the assistant. Its responses are stored
+    in a folder of its own, where the settings name none."""
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         if "state" not in settings.model_fields_set:
             settings = settings.model_copy(update={"state": Path(folder)})
@@ -52,7 +61,15 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
         settings = settings.model_copy(update={"mdns": False})
         listeners = bind_client_listeners(settings.hosts, 0)
         clock = open_clock(settings)
-        server = server_of(settings, open_store(settings, clock), open_certificate(settings), clock)
+        store = open_store(settings, clock) if settings.assistant else None
+
+        def extend(parts: GatewayParts) -> Extension:
+            assistant = Assistant(parts, store)
+            if assistants is not None:
+                assistants.append(assistant)
+            return assistant.describe_extension()
+
+        server = server_of(settings, extend if settings.assistant else add_nothing, open_certificate(settings), clock)
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
         task = asyncio.create_task(server.serve(sockets=listeners))
         await until(lambda: server.started or task.done(), "the gateway starts")
@@ -74,12 +91,14 @@ class GatewayHarness(HttpClient):
     client: aiohttp.ClientSession
     server: Server | None = None
     """None: the gateway is a process of its own."""
+    assistants: list[Assistant] = field(default_factory=list)
+    """The assistant of a gateway in this process; empty: it has none."""
 
     @property
     def app(self) -> Gateway:
         """The gateway itself, for who looks inside."""
         assert self.server is not None, "the gateway is a process of its own"
-        return self.server._gateway
+        return self.server.gateway
 
     @property
     def connections(self) -> set[Any]:
@@ -91,6 +110,12 @@ class GatewayHarness(HttpClient):
         """Let it end, as a signal would."""
         assert self.server is not None, "the gateway is a process of its own"
         self.server.should_exit = True
+
+    @property
+    def assistant(self) -> Assistant:
+        """What is added to the gateway, for who looks inside."""
+        [assistant] = self.assistants
+        return assistant
 
     @property
     def services(self) -> Services:
@@ -123,15 +148,15 @@ async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncI
     What may be gathered is, however short the answers were before: a test that is about that sets a time, too.
     """
     settings = {"connect_timeout_s": DEADLINE_S, "gather_after_s": 0} | settings
-    controller = FakeController()
+    controller, assistants = FakeController(), list[Assistant]()
     await controller.start()
     try:
         async with (
-            server_running(GatewaySettings(controller_url=controller.url, **settings)) as (url, server),
+            server_running(GatewaySettings(controller_url=controller.url, **settings), assistants) as (url, server),
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
-            gateway = GatewayHarness(controller, url, client, server)
+            gateway = GatewayHarness(controller, url, client, server, assistants)
             if with_table:
                 await gateway.publish()
             yield gateway

@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, engine: MockEngine) -> None:
         self.engine = engine
         self.buffer = b""
-        self.asked = 0
+        self.requests = 0
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport
 
@@ -125,7 +125,7 @@ class _Connection(asyncio.Protocol):
 
     def answer(self, request: Request) -> None:
         """Answer a plain blocking request at once, anything else in a task."""
-        self.asked += 1
+        self.requests += 1
         if self.engine.keep:
             self.engine.requests.append(request)
         if self.engine.breaks_all:
@@ -145,7 +145,7 @@ class _Connection(asyncio.Protocol):
             if fault == "hold":
                 await self.engine.release.wait()
                 fault = str(body.get("then", ""))
-            if fault == "die_before_answer" or (fault == "die_if_kept" and self.asked > 1):
+            if fault == "die_before_answer" or (fault == "die_if_kept" and self.requests > 1):
                 self.transport.close()
             elif fault == "garbage":
                 self.transport.write(b"this is not HTTP\r\n\r\n")

@@ -18,14 +18,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from common.program_address import split_listen_address
-from controller.cli.exit_codes import CommandError
-from controller.cli.output import print_error
-from controller.cli.service.run import ServiceRun
-from controller.cli.up.announce import Announcer
-from controller.cli.up.record import lock_state
-from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
-from controller.cli.up.supervisor import ChildSpec
+from cli.output import CommandError, print_error
+from cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
+from cli.up.service import ServiceRun
+from cli.up.supervisor import Announcer, ChildSpec, lock_state
+from common.listening import split_listen_address
 from controller.settings import ControllerSettings, load_settings
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.wait import until
@@ -52,22 +49,22 @@ def misbehave(program: str) -> str:
 def note_signals(program: str) -> asyncio.Event:
     """What SIGTERM, SIGINT and SIGHUP set from now on: before it answers anybody, who may send one at once."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    signalled = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
         note(f"{program} got {number.name}")
-        told.set()
+        signalled.set()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
-    return told
+    return signalled
 
 
-async def until_told(program: str, does: str, told: asyncio.Event, asked: asyncio.Event) -> None:
+async def until_told(program: str, does: str, signalled: asyncio.Event, requested: asyncio.Event) -> None:
     """Return when `told` or `asked` is set; a deaf one never does."""
-    waits = [asyncio.create_task(told.wait()), asyncio.create_task(asked.wait())]
+    waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(requested.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if asked.is_set():
+    if requested.is_set():
         note(f"{program} was asked to end")
     what, _, file = does.partition(":")
     if what == "deaf":
@@ -80,14 +77,14 @@ async def until_told(program: str, does: str, told: asyncio.Event, asked: asynci
 async def controller(does: str) -> None:
     address = split_listen_address(load_settings().listen)
     assert isinstance(address, Path)
-    told = note_signals("controller")
+    signalled = note_signals("controller")
     address.unlink(missing_ok=True)
     async with FakeControlApi(address) as api:
-        await until_told("controller", does, told, api.changed)
+        await until_told("controller", does, signalled, api.changed)
 
 
 async def gateway(does: str) -> None:
-    settings, told = load_settings(), note_signals("gateway")
+    settings, signalled = load_settings(), note_signals("gateway")
 
     async def models(_request: web.Request) -> web.Response:
         if does == "keys":
@@ -104,7 +101,7 @@ async def gateway(does: str) -> None:
             await web.TCPSite(runner, host, settings.port, reuse_address=True).start()
     except OSError:
         sys.exit(3)  # as the gateway does
-    await until_told("gateway", does, told, asyncio.Event())
+    await until_told("gateway", does, signalled, asyncio.Event())
     await runner.cleanup()
 
 

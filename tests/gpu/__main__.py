@@ -15,8 +15,7 @@ from pathlib import Path
 from controller.settings import ControllerSettings
 from tests.campaigns.record import current_commit
 from tests.gpu.host import Host, find_programs
-from tests.gpu.report import describe, print_report
-from tests.gpu.results import OtherHostError, Results
+from tests.gpu.results import OtherHostError, Results, describe, print_report
 from tests.gpu.rig import Rig
 from tests.gpu.step import Outcome, Step
 from tests.gpu.steps import STEPS

@@ -16,9 +16,8 @@ import requests
 
 from controller.engines.base import Launch
 from controller.engines.stub import StubDefinition
-from controller.runtimes.docker.container_spec import HostContext, container_config
+from controller.runtimes.docker.container_spec import UNPRIVILEGED, HostContext, UserIdentity, container_config
 from controller.runtimes.docker.containers import create_container
-from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity
 from tests.gpu import cuda_devices
 from tests.support.runtime_contract import request_for
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 
 import docker
 
-from controller.gpus import Gpu
 from controller.runtimes.nvml import NvmlReader
+from controller.state import Gpu
 from tests.gpu import tool_output
 from tests.gpu.step import Available
 
@@ -172,8 +172,9 @@ def find_programs(named: Mapping[str, str | None]) -> dict[str, Path]:
     return {engine: Path(path).absolute() for engine, path in found.items() if path and Path(path).exists()}
 
 
-def device_modes(folder: Path = Path("/dev")) -> dict[str, str]:
+def device_modes() -> dict[str, str]:
     """The modes and owners of NVIDIA's device files, and of WSL2's, as `crw-rw-rw- 0:0`."""
+    folder = Path("/dev")
     paths = [*folder.glob("nvidia*"), *folder.glob("nvidia-caps/*"), *folder.glob("dxg")]
     return {str(path): _describe_mode(path.stat()) for path in sorted(paths) if not path.is_dir()}
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
-from controller.gpus import Gpu
-from controller.schema.status import ModelState, ModelStatus
+from contract.status import ModelState, ModelStatus
+from controller.state import Gpu
 from tests.gpu import cuda_devices
 from tests.gpu.host import ENGINE_IMAGES, Host, read_gpus
 from tests.gpu.models import LARGE, SMALL, TINY, Shape, link_model, make_model_once

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu
 from controller.state import (
     DesiredModel,
     DesiredState,
     Draining,
     Exit,
     Failure,
+    Gpu,
     Health,
     ObservedReplica,
     OpKind,

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from controller.schema.tools import ToolRoute
-from gateway.ingress.route_access import Access
+from contract.route_spec import Access
+from contract.tools import ToolRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
@@ -103,15 +103,15 @@ class Asker:
         (answer,) = await self.request_all([(method, target, b"localhost")], who)
         return answer
 
-    async def request_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+    async def request_all(self, requests: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         """The whole answers to requests of this method, target and Host."""
-        lanes = [self._request_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
+        lanes = [self._request_in_lane(lane, requests[lane :: self.LANES], who) for lane in range(self.LANES)]
         by_lane = await asyncio.gather(*lanes)
-        return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(asked))]
+        return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(requests))]
 
-    async def _request_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+    async def _request_in_lane(self, lane: int, requests: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         answers = []
-        for method, target, host in asked:
+        for method, target, host in requests:
             client = self._clients.get(lane)
             if client is None:
                 client = await self._stack.enter_async_context(raw(self._here))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from gateway.ingress.route_access import Access
+from contract.route_spec import Access
 
 
 class Family(NamedTuple):

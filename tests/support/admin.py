@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+from aiohttp import web
 
+from contract.errors import ErrorBody, ErrorEnvelope
+from tests.fakes.fake_admin import ReceivedRequest
+from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.http_client import HttpClient, PendingReply, Reply
 from tests.support.wait import until
 
@@ -62,3 +67,20 @@ class AdminApi:
         """The states that the model went through since that event, as the events tell."""
         entries = (await self.request("GET", "history", model=model, kind="state", limit=500)).body["entries"]
         return [entry["details"]["to"] for entry in reversed(entries) if entry["id"] > after]
+
+
+def error_of(reply: Reply) -> ErrorBody:
+    """The envelope's inner object, which has the answer's id."""
+    error = ErrorEnvelope.model_validate(reply.body).error
+    assert (error.status, error.request_id) == (reply.status, reply.headers["x-request-id"])
+    return error
+
+
+async def received(gateway: GatewayHarness, path: str = "/v1/admin/models") -> ReceivedRequest:
+    assert (await gateway.get(path, encoded=True)).status == 200
+    return gateway.controller.admin.requests[-1]
+
+
+async def never(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from controller.schema.routing import ModelRoute
+from contract.routing import ModelRoute
 from tests.fakes.fake_controller import route
 
 CHAT_EVENTS = (
@@ -75,13 +75,13 @@ class Family:
 
     def body(self, model: str, **fields: Any) -> dict[str, Any]:
         """A request that keeps nothing."""
-        said: dict[str, dict[str, Any]] = {
+        bodies: dict[str, dict[str, Any]] = {
             "/v1/completions": {"prompt": "Hi", "max_tokens": 5},
             "/v1/responses": {"input": "Hi", "max_output_tokens": 16, "store": False},
             "/v1/embeddings": {"input": "Hi"},
         }
         usual = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-        return {"model": model, **said.get(self.path, usual), **fields}
+        return {"model": model, **bodies.get(self.path, usual), **fields}
 
     def error_in(self, body: bytes) -> dict[str, Any]:
         """The error that a blocking call is answered with: its fields."""

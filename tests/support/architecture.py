@@ -21,15 +21,25 @@ from tests.support.doc_tables import DOCS, row
 
 ROOT: Final = DOCS.parent
 PAGE: Final = DOCS / "architecture.md"
-PROGRAMS: Final = ("controller", "gateway", "retrieval", "transfers", "worker", "common")
+PROGRAMS: Final = (
+    "controller",
+    "gateway",
+    "assistant",
+    "retrieval",
+    "transfers",
+    "worker",
+    "cli",
+    "contract",
+    "common",
+)
 """Top-level packages, in the order of the page."""
 WIDTH: Final = 150
 """Columns of the page's generated paragraphs."""
 _IN_EVERY_PROGRAM: Final = ("__main__", "health_check", "settings")
 """Modules that say by their name what they are; the page leaves them out."""
-_COMMANDS: Final = "controller/cli/"
-"""The package of the command line. docs/cli.md says what the packages inside it are for: one command each."""
-_NAMED_IMPLEMENTATIONS: Final = 4
+_COMMANDS: Final = "cli"
+"""The command line. docs/cli.md says what its modules are for: one command each."""
+_NAMED_IMPLEMENTATIONS: Final = 2
 """Implementations of a protocol that the page names."""
 
 
@@ -49,7 +59,8 @@ class Shape:
 
     def implements(self, protocol: Shape) -> bool:
         """Return whether every member of `protocol` is here, methods with the same parameters in the same order."""
-        return self._has_methods(protocol) and self.module.partition("/")[0] == protocol.module.partition("/")[0]
+        own, its = self.module.partition("/")[0], protocol.module.partition("/")[0]
+        return self._has_methods(protocol) and (own == its or {own, its} == {"assistant", "gateway"})
 
     def _has_methods(self, protocol: Shape) -> bool:
         methods = {name: parameters for name, parameters in protocol.members.items() if parameters is not None}
@@ -79,11 +90,12 @@ def package_lines(program: str) -> list[str]:
     followed by the packages inside it. A program without layers has the names of its modules in the place of items."""
     lines = [*_wrap(f"`{program}/`: {_read_purpose(f'{program}/')}"), ""]
     layers = _read_layers().get(program)
+    if program == _COMMANDS:
+        return lines[:-1]
     if layers is None:
         return [*lines, *_wrap(f"Modules: {', '.join(f'`{each}`' for each in _list_modules(program))}.")]
     for part in [_find_part(f"{program}/{name}") for name in layers if name not in _IN_EVERY_PROGRAM]:
         inner = [f"{each}/" for each in list_packages() if part.endswith("/") and f"{each}/".startswith(part)]
-        inner = [part] if part == _COMMANDS else inner
         for each in inner or [part]:
             indent = "  " * (each.count("/") - part.count("/"))
             lines += _wrap(f"{indent}- `{each}`: {_read_purpose(each)}", f"{indent}  ")
@@ -107,7 +119,7 @@ def _read_layers() -> dict[str, list[str]]:
     return {
         contract["containers"][0]: [name.strip() for layer in contract["layers"] for name in layer.split("|")]
         for contract in contracts
-        if contract["type"] == "layers" and contract["containers"][0] in PROGRAMS
+        if contract["type"] == "layers" and contract.get("containers", [""])[0] in PROGRAMS
     }
 
 

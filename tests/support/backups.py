@@ -9,9 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.backup.manifest import Manifest
-from controller.backup.restoring import RestoreFolders
-from controller.backup.snapshot import BackupFolders, write_backup
+from cli.backup.manifest import Manifest
+from cli.backup.restoring import RestoreFolders
+from cli.backup.snapshot import BackupFolders, write_backup
 
 FILES = {
     "identity.json": {"schema_version": 1, "instance": "abc", "secret": "00" * 32},
@@ -73,16 +73,16 @@ def _make_database(path: Path) -> None:
 
 
 def make_installation(root: Path) -> Installation:
-    made = Installation(root)
-    made.state.mkdir(parents=True)
-    made.desired.mkdir()
+    installation = Installation(root)
+    installation.state.mkdir(parents=True)
+    installation.desired.mkdir()
     for name, content in FILES.items():
-        (made.state / name).write_text(json.dumps(content))
+        (installation.state / name).write_text(json.dumps(content))
     for name in ("journal.db", "responses.db"):
-        _make_database(made.state / name)
-    (made.state / "logs").mkdir()
-    (made.state / "logs" / "engine.log").write_text("not for a backup")
-    (made.state / "epoch.json").write_text('{"schema_version": 1, "epoch": 7}')
-    (made.desired / "models.yaml").write_text("models: {a: {backend: stub}}")
-    (made.desired / "notes.txt").write_text("not read by anybody")
-    return made
+        _make_database(installation.state / name)
+    (installation.state / "logs").mkdir()
+    (installation.state / "logs" / "engine.log").write_text("not for a backup")
+    (installation.state / "epoch.json").write_text('{"schema_version": 1, "epoch": 7}')
+    (installation.desired / "models.yaml").write_text("models: {a: {backend: stub}}")
+    (installation.desired / "notes.txt").write_text("not read by anybody")
+    return installation

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.routing import ModelRoute
 from controller.engines import ENGINES
-from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.support import clockwork_caller, llama_servers
+from tests.support import installed_engines, scripted_model_file
 from tests.support.scripted_model_file import make_scripted_model
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
@@ -76,7 +76,7 @@ class Engine:
         definition = engine.definition.model_validate(
             {"backend": self.backend, "model_path": "m.gguf", "thinking_modes": modes}
         )
-        made = route(
+        model = route(
             name,
             [f"http://127.0.0.1:{self.workers[name].port}"],
             token=TOKEN,
@@ -86,19 +86,19 @@ class Engine:
             target_inflight=engine.target_inflight(definition),
         )
         more = {"backend": self.backend, "thinking_control": engine.thinking_control(definition)}
-        return made.model_copy(update=more | {"notices_leaving": engine.notices_leaving})
+        return model.model_copy(update=more | {"notices_leaving": engine.notices_leaving})
 
 
-def llama_server(kind: llama_servers.Kind, folder: Path, stack: ExitStack) -> Engine:
+def llama_server(kind: installed_engines.Kind, folder: Path, stack: ExitStack) -> Engine:
     """llama.cpp's own server."""
-    llama_servers.needed(kind)
+    installed_engines.needed(kind)
     make_model(folder / "plain.gguf")
-    clockwork_caller.make_caller(folder / "thinks.gguf")
-    (folder / "thinks.jinja").write_text(clockwork_caller.TEMPLATE.rstrip() + SWITCH)
+    scripted_model_file.make_caller(folder / "thinks.gguf")
+    (folder / "thinks.jinja").write_text(scripted_model_file.TEMPLATE.rstrip() + SWITCH)
     (folder / "plain.jinja").write_text(HISTORY)
     workers = {
         name: stack.enter_context(
-            llama_servers.started(
+            installed_engines.started(
                 kind,
                 folder,
                 name,
@@ -114,8 +114,8 @@ def llama_server(kind: llama_servers.Kind, folder: Path, stack: ExitStack) -> En
         "llama_server",
         workers,
         "plain",
-        clockwork_caller.THOUGHT,
-        clockwork_caller.SPOKEN,
+        scripted_model_file.THOUGHT,
+        scripted_model_file.SPOKEN,
         [weather],
         [("get_weather", {"city": "Paris"})],
         {"tools": [weather], "tool_choice": "required"},
@@ -130,7 +130,7 @@ def worker(folder: Path, stack: ExitStack) -> Engine:
     make_model(folder / "plain.gguf")
     workers = {
         name: stack.enter_context(
-            llama_servers.llama_cpp_worker(folder, folder / f"{name}.gguf", f"inner-{name}", TOKEN)
+            installed_engines.llama_cpp_worker(folder, folder / f"{name}.gguf", f"inner-{name}", TOKEN)
         )
         for name in ("thinks", "plain")
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import re
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from controller.cli.app import run
+import pytest
+
+from cli.app import run
 from tests.fakes.fake_control_api import FakeControlApi
 
 PROGRAM = Path(sys.executable).with_name("roundhouse")
@@ -52,3 +55,43 @@ class Terminal:
 
     def _read(self) -> None:
         self._seen += os.read(self._master, 65536)
+
+
+class Output(NamedTuple):
+    """The end of a run: its exit code, and what it wrote."""
+
+    code: int
+    out: str = ""
+    err: str = ""
+
+    @property
+    def json(self) -> Any:
+        """What `--json` wrote."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        """Of the standard output."""
+        return self.out.splitlines()
+
+
+class Roundhouse:
+    """Runs command lines, each with the options that all of them have."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *options: str) -> None:
+        self._capsys = capsys
+        self._options = options
+
+    def __call__(self, *arguments: str) -> Output:
+        code = run([*arguments, *self._options])
+        return Output(code, *self._capsys.readouterr())
+
+
+class Cli:
+    """The same beside a running event loop, in which what the command talks to may live."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *options: str) -> None:
+        self._roundhouse = Roundhouse(capsys, *options)
+
+    async def __call__(self, *arguments: str) -> Output:
+        return await asyncio.to_thread(self._roundhouse, *arguments)

@@ -148,7 +148,7 @@ class Codex:
         ]
         for number, answer in enumerate(answers):
             thought = {"type": "reasoning_text", "text": f"Step {number} is next."}
-            said = {"type": "output_text", "text": answer, "annotations": []}
+            part = {"type": "output_text", "text": answer, "annotations": []}
             arguments = json.dumps({"cmd": f"echo step {number}"})
             call_id = f"call_{number}"
             items += [
@@ -159,7 +159,7 @@ class Codex:
                     "content": [thought],
                     "encrypted_content": None,
                 },
-                {"type": "message", "status": "completed", "id": f"m_{number}", "role": "assistant", "content": [said]},
+                {"type": "message", "status": "completed", "id": f"m_{number}", "role": "assistant", "content": [part]},
                 {
                     "type": "function_call",
                     "status": "completed",

@@ -1,26 +1,125 @@
-"""A coding agent whose model's context fills up: what it asks of the engine before, and what it does about it."""
+"""Contexts that fill up, at a real engine: what coding agents ask before and do about it, and what packages of others
+raise.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
+from aiohttp import web
+
+from contract.routing import ModelRoute
 from controller.engines import ENGINES
-from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import gateway_harness
-from tests.support import llama_servers
-from tests.support.agent_model import DONE, SUMMARY, make_agent_model
-from tests.support.agent_programs import MODEL, AgentHome, AgentRun, CodingAgent, run_agent
-from tests.support.engine_recorder import EngineRecorder, RecordedCall, recording
+from tests.fakes.served_app import served_app
+from tests.support import installed_engines, overflow_probe
+from tests.support.agent_programs import (
+    DONE,
+    MODEL,
+    SUMMARY,
+    AgentHome,
+    AgentRun,
+    CodingAgent,
+    make_agent_model,
+    run_agent,
+)
 from tests.support.foreign_clients import ForeignClients
 from tests.support.worker_process import Worker
+from worker.clockwork import CONTEXT, SPECIAL, make_model
+
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
+_KEPT_BYTES = 4096
+
+
+@dataclass(slots=True)
+class RecordedCall:
+    """One request that reached the engine."""
+
+    path: str
+    fields: dict[str, Any]
+    status: int = 0
+    """0: it has not been answered."""
+    prompt_tokens: int | None = None
+    """As the engine counted them."""
+    beginning: str = ""
+    """Of the answer."""
+    seconds: float = 0.0
+
+    @property
+    def is_overflow(self) -> bool:
+        """The engine refused its prompt as too long."""
+        return "exceed_context_size_error" in self.beginning
+
+
+@dataclass
+class EngineRecorder:
+    """Passes everything on, and keeps it."""
+
+    upstream: str
+    calls: list[RecordedCall] = field(default_factory=list)
+    url: str = ""
+    on_call: Callable[[RecordedCall], None] = lambda _: None
+    """Told of each before it is passed on."""
+    _session: aiohttp.ClientSession | None = None
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        assert self._session is not None
+        body = await request.read()
+        call = RecordedCall(request.path, _object_of(body))
+        self.calls.append(call)
+        self.on_call(call)
+        began = time.monotonic()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
+        async with self._session.request(
+            request.method, self.upstream + request.path_qs, data=body, headers=headers
+        ) as answer:
+            call.status = answer.status
+            content_type = answer.headers.get("content-type", "application/json")
+            response = web.StreamResponse(status=answer.status, headers={"content-type": content_type})
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                call.beginning += part[: _KEPT_BYTES - len(call.beginning)].decode(errors="replace")
+                if found := _PROMPT_TOKENS.findall(part):
+                    call.prompt_tokens = int(found[-1])
+                await response.write(part)
+            await response.write_eof()
+        call.seconds = time.monotonic() - began
+        return response
+
+
+@contextlib.asynccontextmanager
+async def recording(upstream: str) -> AsyncIterator[EngineRecorder]:
+    """One that listens, before the engine at `upstream`."""
+    recorder = EngineRecorder(upstream)
+    app = web.Application(client_max_size=2**28)
+    app.router.add_route("*", "/{path:.*}", recorder.serve)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as recorder._session,
+        served_app(app, shutdown_s=0.1) as recorder.url,
+    ):
+        yield recorder
+
+
+def _object_of(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
 
 TOKEN: Final = "replica-token"
 CHAT: Final = "/v1/chat/completions"
@@ -72,8 +171,8 @@ class CompactionRun:
     def end(self) -> str:
         if self.has_gone_on:
             return "compacts and goes on to the end of its task"
-        told = _TOLD.findall(self.run.output)
-        words = f", saying: {told[-1][:_SHOWN]}" if told else ""
+        counts = _TOLD.findall(self.run.output)
+        words = f", saying: {counts[-1][:_SHOWN]}" if counts else ""
         if self.run.code is None:
             return f"had not ended when its time was over{words}"
         return f"ends with code {self.run.code}{words}"
@@ -97,8 +196,8 @@ async def count_first_request(agent: CodingAgent, clients: ForeignClients, folde
 
 
 def _count_tokens(worker: Worker, fields: dict[str, Any]) -> int:
-    asked = {"messages": fields["messages"], "tools": fields["tools"]}
-    prompt = json.loads(worker.request("POST", "/apply-template", asked)[1])["prompt"]
+    body = {"messages": fields["messages"], "tools": fields["tools"]}
+    prompt = json.loads(worker.request("POST", "/apply-template", body)[1])["prompt"]
     content = {"content": prompt, "add_special": True, "parse_special": True}
     return len(json.loads(worker.request("POST", "/tokenize", content)[1])["tokens"])
 
@@ -124,7 +223,7 @@ async def _served_agent(
     """A real llama-server with the agent's model, what is asked of it, and the address of a gateway before it."""
     make_agent_model(folder / "agent.gguf", agent.call, context)
     flags = ("--ctx-size", str(context), "--threads", "2")
-    with llama_servers.started("binary", folder, MODEL, folder / "agent.gguf", *flags, token=TOKEN) as worker:
+    with installed_engines.started("binary", folder, MODEL, folder / "agent.gguf", *flags, token=TOKEN) as worker:
         worker.ready()
         async with (
             recording(f"http://127.0.0.1:{worker.port}") as recorder,
@@ -138,7 +237,7 @@ def route_to(name: str, url: str, context: int) -> ModelRoute:
     """The table's entry of a model that a llama-server at `url` serves."""
     engine = ENGINES["llama_server"]
     definition = engine.definition.model_validate({"backend": "llama_server", "model_path": "m.gguf"})
-    made = route(
+    model = route(
         name,
         [url],
         token=TOKEN,
@@ -148,8 +247,42 @@ def route_to(name: str, url: str, context: int) -> ModelRoute:
         target_inflight=engine.target_inflight(definition),
         context_length=context,
     )
-    return made.model_copy(update={"backend": "llama_server", "notices_leaving": engine.notices_leaving})
+    return model.model_copy(update={"backend": "llama_server", "notices_leaving": engine.notices_leaving})
 
 
 def _holds_notes(call: RecordedCall) -> bool:
     return _NOTE.format(0).strip() in json.dumps(call.fields.get("messages"))
+
+
+_PLAIN: Final = "plain"
+EXPECTED: Final = {"LangChain": "ContextOverflowError", "litellm": "ContextWindowExceededError"}
+"""By the first word of a way of asking."""
+REFUSERS: Final = {"the engine": 2 * CONTEXT, "the gateway": 2 * CONTEXT * max(map(len, SPECIAL))}
+"""Who refuses prompts of so many letters."""
+
+
+async def probe_packages(clients: ForeignClients, folder: Path) -> Mapping[str, Mapping[str, str]]:
+    """Who refuses, to the way of asking, to the names of the exception's classes."""
+    folder.mkdir()
+    make_model(folder / "plain.gguf")
+    with installed_engines.started("binary", folder, _PLAIN, folder / "plain.gguf", token=TOKEN) as worker:
+        worker.ready()
+        async with gateway_harness() as gateway:
+            model = route_to(_PLAIN, f"http://127.0.0.1:{worker.port}", CONTEXT)
+            await gateway.publish(model.model_copy(update={"longest_token": max(map(len, SPECIAL))}))
+            return {who: await _probe(clients, gateway.url, letters) for who, letters in REFUSERS.items()}
+
+
+async def _probe(clients: ForeignClients, url: str, letters: int) -> Mapping[str, str]:
+    env = {"PATH": os.environ["PATH"], "NO_PROXY": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    process = await asyncio.create_subprocess_exec(
+        str(clients.python),
+        str(overflow_probe.__file__),
+        *(url, _PLAIN, str(letters)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=env,
+    )
+    output, _ = await process.communicate()
+    raised: dict[str, str] = json.loads(output.splitlines()[-1])
+    return raised

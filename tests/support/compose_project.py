@@ -126,9 +126,9 @@ def compose_project(folder: Path, clockwork: Path) -> Iterator[ComposeProject]:
         (folder / name).mkdir()
     shutil.copy(clockwork, folder / "models" / "clockwork.gguf")
     (folder / "desired-state" / "models.yaml").write_text(MODELS)
-    made = ComposeProject(folder, runtime_fixture)
+    project = ComposeProject(folder, runtime_fixture)
     try:
-        yield made
+        yield project
     finally:
-        made.remove()
+        project.remove()
         runtime_fixture.close()

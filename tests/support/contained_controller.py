@@ -12,41 +12,41 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from contract.desired import Definition
 from controller.artifacts.model_roots import split_folders
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.runtimes.base import StartRequest
-from controller.runtimes.docker.runtime import DockerSetupError, open_docker
-from controller.runtimes.naming import replica_name
-from controller.schema.desired import Definition
+from controller.runtimes.base import StartRequest, replica_name
+from controller.runtimes.docker.runtime import DockerOptions, DockerSetupError, open_docker
 from controller.state import Phase, ReplicaId
 
 TOKEN = "a token"
 
 
-async def main(told: dict[str, Any]) -> dict[str, Any]:
+async def main(settings: dict[str, Any]) -> dict[str, Any]:
     """Start an engine that reads its model and, where told to `serve`, one that answers; what came of it."""
     try:
-        runtime = await open_docker(
-            instance=told["instance"],
-            models=split_folders(told["models"]),
+        options = DockerOptions(
+            instance=settings["instance"],
+            models=split_folders(settings["models"]),
             state=Path("/state"),
-            images=told["images"],
-            engines_network=told["network"],
+            images=settings["images"],
+            engines_network=settings["network"],
         )
+        runtime = await open_docker(options)
     except DockerSetupError as error:
         return {"refused": str(error)}
 
     def request(model: str, definition: Definition) -> StartRequest:
         replica = ReplicaId(model, 0, "0123456789abcdef")
-        name = replica_name(told["instance"], replica)
+        name = replica_name(settings["instance"], replica)
         return StartRequest(replica, name, definition, model, definition.image, TOKEN)
 
     answering = request("stub", StubDefinition(backend="stub", stub_text="from inside"))
     body = 'cat "$2"; cat < /dev/null > "$2.new"'
-    definition = LlamaServerDefinition(model_path=told["model_path"], image=told["shell"], env={"BODY": body})
+    definition = LlamaServerDefinition(model_path=settings["model_path"], image=settings["shell"], env={"BODY": body})
     reading = request("reader", definition)
-    wanted = (answering, reading) if told["serve"] else (reading,)
+    wanted = (answering, reading) if settings["serve"] else (reading,)
     try:
         preflights = [await runtime.check_preflight(each.served_name, each.definition, None) for each in wanted]
         for each in wanted:
@@ -58,7 +58,7 @@ async def main(told: dict[str, Any]) -> dict[str, Any]:
                 if seen[reading.name].phase is Phase.EXITED:
                     break
             answer["read"] = await runtime.read_log_tail(reading.name)
-            if told["serve"]:
+            if settings["serve"]:
                 engine = seen[answering.name]
                 answer |= {"name": engine.name, "base_url": engine.base_url, "gpus": await runtime.read_gpus()}
                 answer["text"] = await asyncio.to_thread(complete, str(engine.base_url))

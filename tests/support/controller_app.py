@@ -16,10 +16,10 @@ import aiohttp
 import uvicorn
 
 from controller.api.app import create_app
-from controller.api.stopping import StopMiddleware
+from controller.api.requests import StopMiddleware
 from controller.assembly import Controller
 from controller.settings import ControllerSettings
-from controller.storage.state_dir import StateDir
+from controller.state_dir import StateDir
 from tests.fakes.fake_runtime import FakeRuntime
 from tests.support.wait import until
 
@@ -38,14 +38,14 @@ async def running(root: Path, models: Mapping[str, Any], **settings: Any) -> Asy
     """A controller of these models, which has made its first observation. Its engines never become ready."""
     (root / "desired").mkdir()
     (root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
-    made = ControllerSettings(
+    own_settings = ControllerSettings(
         desired=root / "desired", state=root / "state", models=root, runtime="process", **settings
     )
     runtime = FakeRuntime(time.time)
-    with contextlib.closing(StateDir.open_folder(made.state, "i")) as store:
+    with contextlib.closing(StateDir.open_folder(own_settings.state, "i")) as store:
         async with (
             aiohttp.ClientSession() as session,
-            Controller(made, store, runtime, session) as controller,
+            Controller(own_settings, store, runtime, session) as controller,
             serve_controller(controller) as url,
         ):
             await until("the first observation", lambda: controller.get_plan() is not None)

@@ -7,30 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contract.keys import Key
+from contract.routing import GatewayReport, ModelRoute, Stamp
+from contract.status import ModelState
+from contract.tools import McpServerRoute, ToolRoute
 from controller.admin.service import AdminService
 from controller.artifacts.model_roots import ModelRoots
+from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
-from controller.journal.event_log import EventLog
-from controller.observe.gateway_hub import GatewayHub
-from controller.observe.remote_health import RemoteHealth
-from controller.reconcile.executor import Executor
-from controller.reconcile.operation_state import OperationState
-from controller.reconcile.reconciler import Reconciler
+from controller.executor import Executor, ExecutorOptions, OperationState
+from controller.journal import EventLog
+from controller.memory_estimator import Estimator
+from controller.memory_history import MemoryHistory
+from controller.model_status import Round
+from controller.observe.gateway_hub import GatewayHub, RemoteHealth
+from controller.reconciler import Reconciler, RoundSources
 from controller.runtimes.base import StartRequest
-from controller.schema.attempts import AttemptNumbers
-from controller.schema.keys import Key
-from controller.schema.routing import GatewayReport, ModelRoute, Stamp
-from controller.schema.status import ModelState
-from controller.schema.tools import McpServerRoute, ToolRoute
-from controller.sizing.estimator import Estimator
-from controller.sizing.history import MemoryHistory
-from controller.status.reconcile_round import Round
-from controller.status.state_machine import LEGAL
-from controller.storage.state_dir import StateDir
-from tests.fakes.fake_downloader import FakeDownloader
-from tests.fakes.fake_prober import FakeProber
-from tests.fakes.fake_runtime import FakeRuntime
+from controller.state import AttemptNumbers
+from controller.state_dir import StateDir
+from controller.state_machine import LEGAL
+from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime
 
 
 class AddressedRuntime(FakeRuntime):
@@ -82,7 +79,7 @@ class ControllerHarness:
         wake = asyncio.Event()
         self.store = StateDir.open_folder(root / "state")
         self.files = DesiredStateSource(
-            root / "desired", ModelRoots((root,)), self.store, Defaults(), resync_s=1.0, clock=clock
+            DesiredOptions(root / "desired", ModelRoots((root,)), Defaults(), 1.0), self.store, clock
         )
         self.files.recover_last_good()
         stored_state = self.files.stored_state
@@ -96,53 +93,43 @@ class ControllerHarness:
             runtime,
             self.memory,
             self.downloader,
-            instance="i",
-            secret=b"s",
-            stop_timeout_s=1.0,
+            options=ExecutorOptions("i", b"s", 1.0),
             wake=wake.set,
             clock=clock,
         )
         self.prober = FakeProber()
         remotes = RemoteHealth(self.hub, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
         parts: dict[str, Any] = {"prober": self.prober}
-        self.reconciler = Reconciler(
+        sources = RoundSources(
             desired=self.files,
             runtime=runtime,
-            operations=self.operations,
             memory=self.memory,
             remotes=remotes,
-            hub=self.hub,
-            wake=wake,
-            resync_s=1.0,
-            ready_before=self.files.stored_state.ready_since,
             clock=clock,
-            on_round=self._told,
+            ready_before=self.files.stored_state.ready_since,
             **parts,
         )
+        self.reconciler = Reconciler(sources, self.operations, self.hub, wake=wake, resync_s=1.0, on_round=self._told)
         self.memory_history = MemoryHistory()
         self.journal = EventLog(root / "state" / "journal.db", keep=100)
         self.admin_service = AdminService(
-            files=self.files,
-            reconciler=self.reconciler,
-            memory=self.memory,
-            remotes=remotes,
-            hub=self.hub,
+            self.files,
+            self.reconciler,
+            self.hub,
             predictions=Estimator(ModelRoots((root,)), clock),
             memory_history=self.memory_history,
             journal=self.journal,
-            gpus=runtime,
             wake=wake.set,
-            clock=clock,
         )
 
     def _told(self, _before: Round | None, after: Round | None) -> None:
         if after is not None and self.hub.table is not None:
-            self.files.note_published(after.desired.revision, self.hub.table.stamp)
+            self.files.demand.note_published(after.desired.revision, self.hub.table.stamp)
 
     def ask_for(self, model: str, at: float) -> bool:
         """A gateway that works by the current table tells of a request at `at`, by its clock."""
         stamp = self.hub.table.stamp if self.hub.table is not None else None
-        return self.files.take_demand(GatewayReport(gateway_id="gw", stamp=stamp, demand={model: at}))
+        return self.files.demand.take_demand(GatewayReport(gateway_id="gw", stamp=stamp, demand={model: at}))
 
     def end(self) -> None:
         """As after SIGKILL, but for the lock."""

@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from grafana.pictures.charts import Span
-from grafana.pictures.page import draw_dashboard
-from grafana.pictures.series import Series, read_matrix
-from tests.support.monitored_site import monitored_site
-from tests.support.panel_queries import DASHBOARDS, VARIABLES, fill_in, read_dashboard
-from tests.support.prometheus_server import PrometheusServer, prometheus_server
-from tests.support.site_load import under_load
+from grafana.pictures import Series, Span, draw_dashboard, read_matrix
+from tests.support.monitored_site import monitored_site, under_load
+from tests.support.prometheus_server import (
+    DASHBOARDS,
+    VARIABLES,
+    PrometheusServer,
+    fill_in,
+    prometheus_server,
+    read_dashboard,
+)
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "dashboards"
 EVERY: Final = "1s"
@@ -60,5 +63,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--out", type=Path, default=PICTURES)
-    told = parser.parse_args()
-    asyncio.run(draw_pictures(told.seconds, told.out))
+    arguments = parser.parse_args()
+    asyncio.run(draw_pictures(arguments.seconds, arguments.out))

@@ -15,20 +15,60 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from controller.cli.exit_codes import ExitCode
-from controller.config.request_fields import read_markers
+from cli.output import ExitCode
+from contract.desired import Definition, Settable
+from contract.errors import ERROR_CODES
+from contract.keys import KeyDefinition
+from contract.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
+from controller.config.runtime_declarations import read_markers
 from controller.engines import ENGINES
 from controller.engines.base import Engine
-from controller.engines.load_fields import LoadField
-from controller.engines.options import Option, PathFlag, list_options
-from controller.schema.desired import Definition, Settable
-from controller.schema.errors import ERROR_CODES
-from controller.schema.keys import KeyDefinition
-from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
+from controller.engines.options import LoadField, Option, PathFlag, list_options
 from controller.settings import ControllerSettings
+from gateway.protocols.api_matrix import offered_paths, serving_option
+from gateway.protocols.common.request import InferenceRequest
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
+from tests.fakes.fake_controller import route
 from transfers.settings import TransfersSettings
+
+_NEEDED: dict[str, dict[str, Any]] = {"openai_remote": {"base_url": "http://x/v1"}, "stub": {}}
+_ANY = InferenceRequest(b"{}", {}, "m", stream=False, wants_usage=False)
+
+
+def native_apis(backend: str, **fields: Any) -> tuple[str, ...]:
+    """What an engine of such a definition speaks itself."""
+    needed = _NEEDED.get(backend, {"model_path": "m.gguf"})
+    definition = ENGINES[backend].definition.model_validate({"backend": backend, **needed, **fields})
+    return ENGINES[backend].list_apis(definition)
+
+
+def modes() -> list[tuple[str, ...]]:
+    """Backend, and the field that makes it serve something else than text."""
+    found: list[tuple[str, ...]] = []
+    for name, engine in ENGINES.items():
+        if name != "openai_remote":
+            fields = [field for field in engine.definition.model_fields if field.endswith(("_embedding", "_reranking"))]
+            found += [(name,), *((name, field) for field in fields)]
+    return found
+
+
+def api_rows() -> list[str]:
+    """Models, what is passed through, what is translated: one row for all backends and modes that have the same."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for backend, *mode in modes():
+        model = route("m", apis=native_apis(backend, **dict.fromkeys(mode, True))).model_copy(
+            update={"backend": backend}
+        )
+        passed: list[str] = []
+        translated: list[str] = []
+        for path in offered_paths(model):
+            way = serving_option(path, _ANY, model)
+            (passed if way.target is None else translated).append(f"`{path}`")
+        name = f"`{backend}`" + "".join(f" with `{field}`" for field in mode)
+        names.setdefault((", ".join(passed), ", ".join(translated)), []).append(name)
+    return [f"| {', '.join(same)} | {passed} | {translated} |" for (passed, translated), same in names.items()]
+
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
@@ -311,6 +351,7 @@ def write_models_page() -> None:
         if engine.name not in SAME_OPTIONS:
             write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
     write_table("models.md", "What a load may set", LOADS, load_rows())
+    write_table("models.md", "Which APIs a model has", "| model | passed through | translated |", api_rows())
 
 
 def write_tools_page() -> None:

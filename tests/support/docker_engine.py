@@ -18,14 +18,14 @@ import docker.errors
 import psutil
 import requests
 
+from contract.desired import Definition
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
 from controller.runtimes.docker.container_spec import HostContext, container_config
 from controller.runtimes.docker.containers import create_container
-from controller.runtimes.docker.runtime import DockerRuntime
-from controller.schema.desired import Definition
+from controller.runtimes.docker.runtime import DockerOptions, DockerRuntime
 from tests.support.docker_images import PREFIX, ensure_base, ensure_images
 from tests.support.require import require
 from tests.support.runtime_contract import request_for
@@ -123,9 +123,10 @@ class DockerEngines:
             "images": {},
             "engines_network": self.network,
         }
-        made = DockerRuntime(**defaults | settings)
-        self._runtimes.append(made)
-        return made
+        nvml = settings.pop("nvml", None)
+        runtime = DockerRuntime(DockerOptions(**defaults | settings), nvml)
+        self._runtimes.append(runtime)
+        return runtime
 
     def other_instance(self) -> DockerEngines:
         """Another Roundhouse on the same daemon and network."""
@@ -173,9 +174,9 @@ class DockerEngines:
     def inside(self, name: str, *command: str) -> tuple[int, str]:
         """Run a program in a container, as its own user: exit code and output."""
         api = self.client.api
-        made = api.exec_create(name, list(command))["Id"]
-        output: bytes = api.exec_start(made)
-        return int(api.exec_inspect(made)["ExitCode"]), output.decode()
+        execution = api.exec_create(name, list(command))["Id"]
+        output: bytes = api.exec_start(execution)
+        return int(api.exec_inspect(execution)["ExitCode"]), output.decode()
 
     def identity(self, name: str) -> str:
         """Container id and start time."""
@@ -207,7 +208,7 @@ class DockerEngines:
 
     def foreign(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         """A running container that somebody else made."""
-        made = self.client.containers.run(
+        container = self.client.containers.run(
             base_image(),
             ["sleep", "600"],
             name=name,
@@ -215,7 +216,7 @@ class DockerEngines:
             detach=True,
             init=True,
         )
-        self._foreign[name] = str(made.id)
+        self._foreign[name] = str(container.id)
 
     def foreign_runs(self, name: str) -> bool:
         """The same container of that name runs."""

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.ci_cache import REPOSITORY, cached_build
+from tests.support.packages import PACKAGES as SOURCE_PACKAGES
 
 PREFIX = "roundhouse-test"
 """Images are `roundhouse-test/NAME:HASH`; a container of such an image is a test's own and may be removed."""
@@ -34,12 +35,7 @@ _STRIPPED = (
     *("var/cache/apt", "var/cache/debconf", "var/lib/apt/lists", "var/log"),
 )
 _SOURCES = (
-    "common",
-    "controller",
-    "gateway",
-    "retrieval",
-    "transfers",
-    "worker",
+    *SOURCE_PACKAGES,
     "requirements",
     "images",
     "pyproject.toml",
@@ -249,8 +245,8 @@ def _output(command: Sequence[str], *, cwd: Path | None = None, stdin: bytes | N
     except FileNotFoundError as error:
         raise ImagesUnavailableError(f"{command[0]} is not installed") from error
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        shown = "\n".join(said[-20:])
+        lines = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        shown = "\n".join(lines[-20:])
         raise ImagesUnavailableError(f"`{' '.join(command[:3])} ...` failed with status {done.returncode}:\n{shown}")
     return done.stdout.decode().strip()
 

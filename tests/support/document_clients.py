@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from controller.schema.routing import ModelRoute
+from contract.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.support import langchain_probe, llama_servers
+from tests.support import installed_engines, langchain_probe
 from tests.support.foreign_clients import ForeignClients
-from tests.support.retrieval_programs import documents_site
+from tests.support.retrieval_harness import documents_site
 from worker.clockwork import make_model
 
 MODEL: Final = "embed"
@@ -30,7 +30,7 @@ async def probe_document_clients(clients: ForeignClients, folder: Path) -> Mappi
     make_model(folder / "m.gguf")
     # A chunk must fit the physical batch, and this model's tokens are letters, more or less.
     flags = ("--embeddings", "--pooling", "mean", "--ubatch-size", "4096", "--batch-size", "4096")
-    with llama_servers.started("binary", folder, MODEL, folder / "m.gguf", *flags, token=TOKEN) as worker:
+    with installed_engines.started("binary", folder, MODEL, folder / "m.gguf", *flags, token=TOKEN) as worker:
         worker.ready()
         async with documents_site(folder / "state", _embedder(worker.port), RETRIEVAL_EMBEDDING_MODEL=MODEL) as site:
             node = (clients.node_folder / "node", NODE_PROBE, site.url, clients.node_packages)

@@ -8,19 +8,21 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from contract.admin import DryRun, ModelChange, ProposedFiles
+from contract.declarations import RuntimeDeclarations
+from contract.desired import Definition
+from contract.override import Evicted, Override
 from controller.config.debounce import DebouncedState, settled_state
-from controller.config.model_sources import PlacedSource
-from controller.config.parse import parse_folder
-from controller.config.read import read_folder
+from controller.config.parse import parse_folder, read_folder
 from controller.config.runtime_declarations import combine_declarations
+from controller.config.validate import PlacedSource
+from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
-from controller.redaction.redactor import Redactor
-from controller.reports.dry_run import run_dry_run
+from controller.model_status import Round
+from controller.planning.actions import Plan
+from controller.redaction import Redactor
+from controller.reports.dry_run import DryRunner
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.schema.admin import DryRun, ModelChange, ProposedFiles
-from controller.schema.declarations import RuntimeDeclarations
-from controller.schema.desired import Definition
-from controller.schema.override import Evicted, Override
 from controller.state import (
     DesiredState,
     Failure,
@@ -32,8 +34,9 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
 )
+from controller.state_dir import StoredState
 from tests.fakes.fake_runtime import FakeRuntime
-from tests.support.config_files import MODELS_ROOT
+from tests.support.definitions import MODELS_ROOT
 
 NOW = 1_000.0
 CHAT = "models:\n  chat:\n    backend: stub\n"
@@ -87,8 +90,11 @@ class DryRunHarness:
         declared = {
             name: DeclaredModel(each, found.declared_models[name], 1.0) for name, each in found.definitions.items()
         }
-        return resolve_desired(
-            declared, self.overrides, self.demand, Defaults(), generation=7, evictions=self.rested, sources=self.sources
+        return resolve_desired(declared, self.stored(), Defaults(), generation=7, sources=self.sources)
+
+    def stored(self) -> StoredState:
+        return StoredState(
+            overrides=self.overrides, demand=self.demand, rested=self.rested, declarations=self.declarations
         )
 
     def running(self) -> list[ObservedReplica]:
@@ -108,24 +114,15 @@ class DryRunHarness:
 
     async def of(self, proposed: ProposedFiles, *loads: Override) -> DryRun:
         replicas = self.running() if self.replicas is None else self.replicas
-        return await run_dry_run(
+        desired = self.desired()
+        observed = ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"}), failures=self.failures)
+        options = DesiredOptions(self.folder, MODELS_ROOT, Defaults(), resync_s=5.0)
+        return await DryRunner(options, lambda _: self.sources, self.runtime, self.redactor).run(
             proposed,
-            loads=loads,
-            folder=self.folder,
-            roots=MODELS_ROOT,
-            desired_now=self.desired(),
-            observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"}), failures=self.failures),
-            overrides=self.overrides,
-            demand=self.demand,
-            rested=self.rested,
-            find_sources=lambda _: self.sources,
-            defaults=Defaults(),
-            declared_now=self.declared().declared_models,
-            keys_now=self.declared().declared_keys,
-            tools_now=self.declared().tools,
-            declarations=self.declarations,
-            runtime=self.runtime,
-            redactor=self.redactor,
+            loads,
+            current=Round(desired, observed, Plan(desired.generation), ()),
+            in_force=self.declared(),
+            stored=self.stored(),
             now=NOW,
         )
 

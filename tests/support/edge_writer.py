@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from retrieval.vector_store.base import CollectionSpec, Point
 from retrieval.vector_store.edge import collection
+from retrieval.vector_store.edge.collection import CollectionFolder
 from retrieval.vector_store.edge.connection import optimize_shard
-from retrieval.vector_store.edge.folder import CollectionFolder
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.wait import until
 

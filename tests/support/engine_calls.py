@@ -9,8 +9,9 @@ from typing import Any
 
 import uvloop
 
-from controller.schema.routing import Endpoint
-from gateway.upstream.client import EngineCall, EngineClient, EngineFailureError, Headers
+from contract.routing import Endpoint
+from gateway.upstream.client import EngineClient
+from gateway.upstream.connection import EngineCall, EngineFailureError, Headers
 from tests.fakes.fake_scripted_engine import ScriptedEngine
 from tests.support.wait import until
 
@@ -20,15 +21,15 @@ LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 def on(loop: str, scenario: Callable[[], Awaitable[None]]) -> None:
     """Run a scenario on a loop of that kind. Whatever the loop would only log fails it."""
-    told: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
 
     async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         await scenario()
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(run())
-    assert told == [], told
+    assert errors == [], errors
 
 
 class Recorder:

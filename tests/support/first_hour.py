@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,9 +16,91 @@ from typing import Any
 
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import REPOSITORY, SENTENCE
-from tests.support.user_systemd import UserSystemd
 from tests.support.wait import until
 from worker.clockwork import make_model
+
+_SYSTEMD = Path("/lib/systemd/systemd")
+_TARGETS = ("basic", "default", "exit", "paths", "shutdown", "sockets", "timers")
+_BOOT = """
+set -eu
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/systemd/system
+mkdir -p -m 700 "$XDG_RUNTIME_DIR"
+{systemd} --user --unit=default.target &
+exec sleep infinity
+"""
+
+
+def find_missing() -> str | None:
+    """What is missing here for a systemd of a user; None: nothing."""
+    if os.geteuid() != 0:
+        return "namespaces of a systemd take root"
+    tools = [tool for tool in ("nsenter", "systemctl", "unshare") if shutil.which(tool) is None]
+    if tools or not _SYSTEMD.exists():
+        return f"there is no {', '.join(tools) or _SYSTEMD}; Debian's package systemd has it"
+    probe = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False)
+    return None if probe.returncode == 0 else "this machine gives no namespaces"
+
+
+class UserSystemd:
+    """The manager of one user's units, with a home in `folder`. Use it with `async with`, which ends its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment = {
+            "HOME": str(folder / "home"),
+            "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}",
+            # No unit of the machine: most of them would change it.
+            "SYSTEMD_UNIT_PATH": f"{folder / 'home'}/.config/systemd/user:{folder / 'units'}",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> UserSystemd:
+        (self._folder / "home").mkdir(parents=True)
+        (self._folder / "units").mkdir()
+        for target in _TARGETS:
+            text = f"[Unit]\nDescription={target}\nDefaultDependencies=no\n"
+            (self._folder / "units" / f"{target}.target").write_text(text)
+        self._process = self._boot()
+        await until("systemd answers", self._answers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def wrap_command(self, command: list[str]) -> list[str]:
+        """The command line that runs `command` as a login of that user would."""
+        assert self._process is not None
+        [first] = self._list_children(self._process.pid)
+        variables = [f"{name}={value}" for name, value in self._environment.items()]
+        return ["nsenter", "--target", first, "--mount", "--pid", "--wd=.", "env", *variables, *command]
+
+    def _boot(self) -> subprocess.Popen[bytes]:
+        command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c"]
+        with (self._folder / "systemd.log").open("wb") as log:
+            return subprocess.Popen(
+                [*command, _BOOT.format(systemd=_SYSTEMD)],
+                env=os.environ | self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._folder / "systemd.log").read_text()
+        if not self._list_children(self._process.pid):
+            return False
+        command = self.wrap_command(["systemctl", "--user", "is-system-running"])
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    @staticmethod
+    def _list_children(pid: int) -> list[str]:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
 
 START_DEADLINE_S = 600.0
 """Of `make up` with its installation, on a busy machine."""
@@ -95,8 +178,8 @@ class FirstHour:
 
     async def _lan_key(self) -> str:
         with self._step("A key, and an address of the network"):
-            said = self._run(".venv/bin/roundhouse key new laptop > desired-state/key-laptop.yaml").stderr
-            secret = next(word for word in said.split() if word.startswith("rh-"))
+            output = self._run(".venv/bin/roundhouse key new laptop > desired-state/key-laptop.yaml").stderr
+            secret = next(word for word in output.split() if word.startswith("rh-"))
             self._end_up()
             options = f"{_OPTIONS} --host {LAN_ADDRESS} --port {self._port}"
             await self._start_up(options, "gateway: listening on", f"(Ctrl-C) make up ARGS='{_OPTIONS} --host 0.0.0.0'")
@@ -131,11 +214,11 @@ class FirstHour:
 
     def _read_log(self) -> str:
         """What `up` has said since it was last read; complaints become refusals of the step."""
-        said = self.log.read_text()[self._read :]
-        self._read += len(said)
-        complaints = [line for line in said.splitlines() if any(sign in line for sign in _COMPLAINTS)]
+        text = self.log.read_text()[self._read :]
+        self._read += len(text)
+        complaints = [line for line in text.splitlines() if any(sign in line for sign in _COMPLAINTS)]
         self.steps[-1].refusals += complaints
-        return said
+        return text
 
     def _note(self, command: str) -> None:
         self.steps[-1].commands.append(command)
@@ -160,13 +243,13 @@ class FirstHour:
         the page has in place of the command."""
         self._note(shown)
         self._up = self._open_up(options)
-        said: list[str] = []
+        lines: list[str] = []
 
         def announced() -> bool:
             assert self._up is not None
             assert self._up.poll() is None, self.log.read_text()
-            said.append(self._read_log())
-            return ready in "".join(said)
+            lines.append(self._read_log())
+            return ready in "".join(lines)
 
         await until(f"the words {ready!r}", announced, START_DEADLINE_S)
 
@@ -239,7 +322,7 @@ def lend_environment(python: Path) -> Callable[[Path], None]:
         folder.mkdir(parents=True)
         for name, words in (
             ("python", '"$@"'),
-            ("roundhouse", '-c "from controller.cli.main import main; main()" "$@"'),
+            ("roundhouse", '-c "from cli.main import main; main()" "$@"'),
         ):
             (folder / name).write_text(f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{python}" {words}\n')
             (folder / name).chmod(0o755)
@@ -261,5 +344,5 @@ def _check_sentence(answer: Mapping[str, Any]) -> None:
 
 def _user_environment() -> dict[str, str]:
     """This process's own, less what tells of Roundhouse, make and an environment of Python."""
-    told = ("ROUNDHOUSE_", "MAKE", "MFLAGS", "PYTHON", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if not name.startswith(told)}
+    prefixes = ("ROUNDHOUSE_", "MAKE", "MFLAGS", "PYTHON", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

@@ -294,9 +294,9 @@ async def stored_response(target: Target, rng: random.Random) -> None:
         begin = answer.find(b'"id": "resp_')
     if begin < 0:
         return
-    made = answer[begin:].split(b'"')[3].decode()
-    path = f"{RESPONSES}/{made}"
-    again = {"model": MODEL, "input": _word(rng), "previous_response_id": made}
+    response_id = answer[begin:].split(b'"')[3].decode()
+    path = f"{RESPONSES}/{response_id}"
+    again = {"model": MODEL, "input": _word(rng), "previous_response_id": response_id}
     await _send(target, rng, _request(target, again, path=RESPONSES))
     await _send(target, rng, _request(target, method="GET", path=path))
     if rng.random() < 0.5:

@@ -90,10 +90,10 @@ def convert(folder: Path, out: Path, model_type: str | None) -> None:
     builder = importlib.import_module("litert_torch.generative.export_hf.core.litert_lm_builder")
     # Else `!` and the end token together end an answer, and the `!` may be lost (litert-torch 0.10).
     builder._STOP_TOKEN_PREFIXES.clear()
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as work:
         export.export(
             model=str(folder),
-            output_dir=made,
+            output_dir=work,
             prefill_lengths=PREFILL_LENGTHS,
             cache_length=CONTEXT,
             quantization_recipe="",
@@ -101,7 +101,7 @@ def convert(folder: Path, out: Path, model_type: str | None) -> None:
             bundle_litert_lm=True,
             litert_lm_model_type_override=model_type,
         )
-        (written,) = Path(made).glob("*.litertlm")
+        (written,) = Path(work).glob("*.litertlm")
         out.write_bytes(written.read_bytes())
 
 

@@ -87,8 +87,8 @@ class LlamaSlots:
     async def cancelled(self, task: int) -> None:
         """Wait until the engine has given up that task, which it says only of one that was not at its end, and its slot
         works on it no more."""
-        told = re.compile(rf"cancel task, id_task = {task}\b")
-        await until(f"the engine cancels task {task}", lambda: told.search(self.log.read_text(errors="replace")))
+        pattern = re.compile(rf"cancel task, id_task = {task}\b")
+        await until(f"the engine cancels task {task}", lambda: pattern.search(self.log.read_text(errors="replace")))
 
         async def is_free() -> bool:
             return all(slot["id_task"] != task for slot in await self.busy())

@@ -106,18 +106,18 @@ class LoopClock:
 @contextlib.contextmanager
 def moved_by_hand(loop: asyncio.AbstractEventLoop) -> Iterator[LoopClock]:
     """A clock for this loop, and for gateways that are made inside."""
-    made = LoopClock(loop)
+    clock = LoopClock(loop)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "time", made.monotonic)
+        patch.setattr(loop, "time", clock.monotonic)
         if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's timers do not ask for the time
-            patch.setattr(loop, "call_at", made.call_at)
-            patch.setattr(loop, "call_later", made.call_later)
-        patch.setattr("gateway.app.time", made)
-        yield made
+            patch.setattr(loop, "call_at", clock.call_at)
+            patch.setattr(loop, "call_later", clock.call_later)
+        patch.setattr("gateway.app.time", clock)
+        yield clock
 
 
 @pytest.fixture
 async def loop_clock() -> AsyncIterator[LoopClock]:
     """The test's own loop's."""
-    with moved_by_hand(asyncio.get_running_loop()) as made:
-        yield made
+    with moved_by_hand(asyncio.get_running_loop()) as clock:
+        yield clock

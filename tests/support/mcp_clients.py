@@ -1,4 +1,5 @@
-"""Clients of a gateway's `/mcp`: the `mcp` package's own, and JSON-RPC by hand."""
+"""Clients of MCP servers: of a gateway's `/mcp`, by the `mcp` package and by hand as JSON-RPC, and of the worker's
+bridge."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from tests.fakes.gateway_harness import GatewayHarness
+from tests.support.wait import until
 
 Generation = Literal["2026-07-28", "legacy"]
 GENERATIONS: Final[tuple[Generation, ...]] = ("2026-07-28", "legacy")
@@ -86,3 +88,28 @@ def answer_rows(gateway: GatewayHarness, *states: str, **more: Any) -> None:
         return web.json_response(ROW | more | {"runtime_state": left.pop(0) if len(left) > 1 else left[0]})
 
     gateway.controller.admin.answer = answer
+
+
+def read_health(base_url: str) -> int | None:
+    """The status of the health route, asked without a token; None: nobody answers."""
+    try:
+        return httpx2.get(f"{base_url}/health").status_code
+    except httpx2.TransportError:
+        return None
+
+
+@asynccontextmanager
+async def bridge_client(base_url: str, token: str) -> AsyncIterator[Client]:
+    """A client with the replica's token, of a bridge whose server has introduced itself."""
+    await until("the server has introduced itself", lambda: read_health(base_url) == 200)
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=60) as http,
+        Client(streamable_http_client(f"{base_url}/mcp", http_client=http)) as client,
+    ):
+        yield client
+
+
+async def call_text(client: Client, tool: str, **arguments: str) -> str:
+    [content] = (await client.call_tool(tool, arguments)).content
+    assert isinstance(content, TextContent)
+    return content.text

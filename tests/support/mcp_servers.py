@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator
 
-from controller.schema.tools import McpServerRoute
+from contract.tools import McpServerRoute
 from tests.support.ports import free_port
 from tests.support.wait import until
 

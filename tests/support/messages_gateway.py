@@ -10,12 +10,12 @@ from pathlib import Path
 
 import anthropic
 
+from contract.routing import ModelRoute
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
-from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.clockwork_caller import TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, llama_cpp_worker, started
+from tests.support.installed_engines import Kind, llama_cpp_worker, started
+from tests.support.scripted_model_file import TEMPLATE, make_caller
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 

@@ -81,16 +81,16 @@ def write_model(
             node("Add", [vectors, "tens3"], ["typed"]),
         ]
         vectors = "typed"
-    made = []
+    values = []
     for name in outputs:
         if name == "sentence_embedding":
             nodes += [node("Gather", [vectors, "zero"], ["first"], axis=1), node("Mul", ["first", "two"], [name])]
-            made.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, (shape[0], WIDTH)))
+            values.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, (shape[0], WIDTH)))
         else:
             nodes.append(node("Identity", [vectors], [name]))
-            made.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, (*shape, WIDTH)))
+            values.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, (*shape, WIDTH)))
     kept = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "words", inputs, made, initializer=kept)
+    graph = helper.make_graph(nodes, "words", inputs, values, initializer=kept)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     checker.check_model(model)
     save_model(model, str(path))

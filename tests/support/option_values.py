@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, MultipleOf
 from hypothesis import strategies as st
 
+from contract.desired import Definition
 from controller.engines.options import Option, PathFlag, list_options
-from controller.schema.desired import Definition
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,20}", fullmatch=True)
 WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)

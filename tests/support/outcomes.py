@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 
 T = TypeVar("T")
 

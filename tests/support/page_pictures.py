@@ -15,10 +15,9 @@ from playwright.async_api import Page, expect
 
 from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
-from tests.support.managed_stack import MODELS, make_hub, managed_stack
 from tests.support.page_browser import DEADLINE_MS, Look, open_context, open_page, send_message
+from tests.support.page_stacks import MODELS, make_hub, managed_stack, spoken_stack
 from tests.support.page_tour import take_tour, tour_stack
-from tests.support.spoken_stack import spoken_stack
 from worker.clockwork import make_model
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "page"

@@ -15,9 +15,8 @@ from playwright.async_api import FilePayload, Page, expect
 from tests.fakes.fake_tool_model import Call, Fields, Move, tool_model
 from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub
-from tests.support.loop_thread import open_in_thread
-from tests.support.managed_stack import MODELS, managed_stack
 from tests.support.page_browser import send_message
+from tests.support.page_stacks import MODELS, managed_stack, open_in_thread
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.seeing_model import BRIGHT, make_image, make_projector, make_seeing_model
 
@@ -128,10 +127,10 @@ async def _call_a_tool(page: Page, keep: Keep) -> None:
     await page.goto("/#/chat")
     await _choose_source(page, "Built-in tools")
     await send_message(page, f"What is {SUM}?")
-    asked = page.get_by_role("group", name="Call of roundhouse/calculate")
-    await expect(asked).to_contain_text(SUM)
+    approval = page.get_by_role("group", name="Call of roundhouse/calculate")
+    await expect(approval).to_contain_text(SUM)
     await keep(page, "tool")
-    await asked.get_by_role("button", name="Allow once").click()
+    await approval.get_by_role("button", name="Allow once").click()
     await _answered(page, "It is 42.")
 
 

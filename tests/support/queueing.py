@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.keys import Key
-from controller.schema.routing import ModelRoute
+from contract.keys import Key
+from contract.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -58,10 +58,10 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every gateway that a test makes. Its timers are the event loop's, and go by real time."""
-    made = Clock()
-    monkeypatch.setattr("gateway.app.time", made)
-    monkeypatch.setattr("common.trusted_clock.time", made)
-    return made
+    clock_by_hand = Clock()
+    monkeypatch.setattr("gateway.app.time", clock_by_hand)
+    monkeypatch.setattr("common.trusted_clock.time", clock_by_hand)
+    return clock_by_hand
 
 
 @dataclass
@@ -175,20 +175,20 @@ async def queue_at(
     connector = aiohttp.TCPConnector(limit=0)
     async with gateway_harness(**settings) as gateway, aiohttp.ClientSession(connector=connector) as sessions:
         await gateway.controller.acknowledged(await gateway.controller.publish(*models, keys=keys))
-        made = Queue(gateway, engine)
-        made.sessions = sessions
+        queue = Queue(gateway, engine)
+        queue.sessions = sessions
         try:
-            yield made
+            yield queue
         finally:
-            for client in made.clients.values():
+            for client in queue.clients.values():
                 client.task.cancel()
-            await asyncio.gather(*(client.task for client in made.clients.values()), return_exceptions=True)
+            await asyncio.gather(*(client.task for client in queue.clients.values()), return_exceptions=True)
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[HoldingEngine]:
-    async with holding() as made:
-        yield made
+    async with holding() as holding_engine:
+        yield holding_engine
 
 
 def four_slots(engine: HoldingEngine, queue_limit: int = 8) -> ModelRoute:

@@ -194,7 +194,7 @@ async def spotless(gateway: GatewayHarness) -> None:
     """Nothing is left of any client: no exchange, no count, no connection but kept ones to engines."""
     server = gateway.server
     assert server is not None
-    parts = server._gateway.inference._services
+    parts = server.gateway.inference._services
     await until("no connection of a client is left", lambda: not server.server_state.connections)
     await until("no exchange is left", lambda: not parts.exchanges)
     await until("nothing is inside an engine", lambda: not any(parts.ledger.inflight.values()))

@@ -1,24 +1,31 @@
-"""A gateway whose responses are asked for: its SDK client, its engine, and its store, for who looks inside."""
+"""A gateway whose responses are asked for: by the SDK, by plain HTTP, over a WebSocket; with its engine, and its store
+for who looks inside."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import openai
 from openai.types.responses import Response
+from openresponses_types.types import WebSocketErrorEvent
+from websockets.asyncio.client import ClientConnection, connect
 
-from controller.schema.keys import Key
-from controller.schema.routing import ModelRoute
-from gateway.storage.store import StateStore
-from gateway.streams.resumable_streams import ResumableStreams
+from assistant.storage.store import StateStore
+from assistant.streams.resumable_streams import ResumableStreams
+from contract.keys import Key
+from contract.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
+from tests.support.http_client import PendingReply
+from tests.support.responses import LAST, Fields, as_json, check_event
 from tests.support.resumed_streams import streams_of
 from tests.support.wait import until
 
@@ -38,28 +45,27 @@ class Site:
     @property
     def store(self) -> StateStore:
         """The store, whose thread may be held."""
-        server: Any = self.gateway.server
-        store: StateStore = server._gateway.inference._services.responses._store
+        store = self.gateway.assistant.responses._store
+        assert store is not None
         return store
 
     @property
     def running(self) -> dict[str, Any]:
         """Responses that are being made and may be asked for."""
-        server: Any = self.gateway.server
-        running: dict[str, Any] = server._gateway.inference._services.responses._running
+        running: dict[str, Any] = self.gateway.assistant.responses._running
         return running
 
     @property
     def streams(self) -> ResumableStreams:
         return streams_of(self.gateway)
 
-    async def make(self, said: Any = "Hi", **fields: Any) -> Response:
+    async def make(self, user_input: Any = "Hi", **fields: Any) -> Response:
         """A response, blocking. What the SDK does not know reaches the engine: see MockEngine."""
         extra = {name: fields.pop(name) for name in ("fault", "then", "after", "pause") if name in fields}
-        made: Response = await self.client.responses.create(
-            model=fields.pop("model", "m"), input=said, extra_body=extra, **fields
+        response: Response = await self.client.responses.create(
+            model=fields.pop("model", "m"), input=user_input, extra_body=extra, **fields
         )
-        return made
+        return response
 
     async def over(self, response_id: str) -> Response:
         """Wait until it is not being made any more."""
@@ -79,7 +85,7 @@ class Site:
     async def held_store(self) -> AsyncIterator[None]:
         """The disk takes its time. One job waits then, and nothing that was asked for before."""
         go_on = threading.Event()
-        await self.store.find_response("", "")
+        await self.store.submit_job(methodcaller("find_response", "", ""))
         self.store.submit_job(lambda _: go_on.wait())
         self.let_go = go_on.set
         try:
@@ -125,3 +131,87 @@ def engine_is_paused(run: Any) -> bool:
     # None: the request waits for its slot, or the attempt for a connection.
     call = getattr(engine._attempt, "_call", None) if engine is not None else None
     return call is not None and call.is_paused
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Requests below /v1/conversations of one gateway."""
+
+    site: Site
+    key: str | None = None
+    """Secret of the key; None: without one."""
+
+    def request(self, method: str, path: str, **fields: Any) -> PendingReply:
+        """A request; a GET is without a body."""
+        body = None if method == "GET" else fields
+        return self.site.gateway.request(method, f"/v1/conversations{path}", body, key=self.key)
+
+    async def get(self, path: str) -> Any:
+        return (await self.request("GET", path)).success
+
+    async def post(self, path: str, **fields: Any) -> Any:
+        return (await self.request("POST", path, **fields)).success
+
+    async def delete(self, path: str) -> Any:
+        return (await self.request("DELETE", path)).success
+
+    async def refused(self, method: str, path: str, **fields: Any) -> tuple[int, str, str | None]:
+        """Status, code and place of the error."""
+        reply = await self.request(method, path, **fields)
+        assert "error" in reply.body, reply.body
+        return reply.status, reply.code, reply.error["param"]
+
+
+def rest(open_site: Site, key: str | None = None) -> Rest:
+    """Requests to this gateway. `key`: name of a key."""
+    return Rest(open_site, None if key is None else f"secret-{key}")
+
+
+def message(text: str, role: str = "user", **fields: Any) -> Fields:
+    """A message. `fields`: more of it, such as `id` and `parent_id`."""
+    return {"type": "message", "role": role, "content": text, **fields}
+
+
+def text_of(item: Fields) -> str:
+    return str(item["content"][0]["text"])
+
+
+class Socket:
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    async def send(self, **fields: Any) -> None:
+        """A message `response.create` for the model `m`."""
+        await self.connection.send(json.dumps({"type": "response.create", "model": "m", **fields}))
+
+    async def event(self) -> Fields:
+        """The next one, which suits its schema."""
+        event: Fields = json.loads(await self.connection.recv())
+        if event["type"] == "error":
+            WebSocketErrorEvent.model_validate_json(as_json(event), strict=True)
+        else:
+            check_event(event)
+        return event
+
+    async def turn(self) -> list[Fields]:
+        """The events up to the last one of a response, or a refusal."""
+        events = [await self.event()]
+        while events[-1]["type"] not in LAST and not (events[-1]["type"] == "error" and len(events) == 1):
+            events.append(await self.event())
+        return events
+
+    async def create(self, text: str = "Hi", **fields: Any) -> Fields:
+        """The response to this, or the error that it is refused with."""
+        await self.send(input=text, **fields)
+        last = (await self.turn())[-1]
+        result: Fields = last["error"] if last["type"] == "error" else last["response"]
+        return result
+
+
+@contextlib.asynccontextmanager
+async def socket(gateway: GatewayHarness, path: str = "/v1/responses", **headers: str) -> AsyncIterator[Socket]:
+    """A connection to the gateway. Headers: their names with `_` for `-`."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    url = gateway.url.replace("http", "ws", 1) + path
+    async with connect(url, additional_headers=named, ping_interval=None, max_size=None) as connection:
+        yield Socket(connection)

@@ -51,12 +51,12 @@ def as_json(value: Fields) -> bytes:
 def check_response(response: Fields, *, is_open: bool = False) -> None:
     """It suits OpenAI's types, and Open Responses' where that knows all that was asked for. `is_open`: it was asked for
     as an Open Responses client asks."""
-    told = as_json(response)
+    data = as_json(response)
     form = response["text"]["format"]["type"]
     if not (is_open and form == "json_schema"):
         Response.model_validate_json(as_json(_with_listed_code(response)), strict=True)
     if all(tool["type"] == "function" for tool in response["tools"]) and (is_open or form != "json_schema"):
-        open_responses.ResponseResource.model_validate_json(told, strict=True)
+        open_responses.ResponseResource.model_validate_json(data, strict=True)
 
 
 def _with_listed_code(response: Fields) -> Fields:
@@ -289,9 +289,9 @@ class Fold:
         assert (
             ("incomplete" in statuses[-1:]) is (status == "incomplete" and bool(statuses)) or is_cut_off or is_between
         )
-        told = {"status", "output", "usage", "completed_at", "incomplete_details", "error"}
-        assert {k: v for k, v in response.items() if k not in told} == {
-            k: v for k, v in before.items() if k not in told
+        changing = {"status", "output", "usage", "completed_at", "incomplete_details", "error"}
+        assert {k: v for k, v in response.items() if k not in changing} == {
+            k: v for k, v in before.items() if k not in changing
         }
         self.response = response
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from contract.routing import ModelRoute
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
-from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.clockwork_caller import AGENT_TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, llama_cpp_worker, started
+from tests.support.installed_engines import Kind, llama_cpp_worker, started
+from tests.support.scripted_model_file import AGENT_TEMPLATE, make_caller
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 
@@ -46,12 +46,12 @@ def route_of(name: str, engine: Worker) -> ModelRoute:
     url = f"http://127.0.0.1:{engine.port}"
     if name == "worker":
         return route(name, [url], served_name="inner-worker", apis=_OF_WORKER)
-    made = route(name, [url], token=TOKEN, served_name=f"inner-{name}", apis=_OF_LLAMA_SERVER, target_inflight=4)
-    return made.model_copy(update={"backend": "llama_server", "notices_leaving": LlamaServer.notices_leaving})
+    model = route(name, [url], token=TOKEN, served_name=f"inner-{name}", apis=_OF_LLAMA_SERVER, target_inflight=4)
+    return model.model_copy(update={"backend": "llama_server", "notices_leaving": LlamaServer.notices_leaving})
 
 
 @contextlib.asynccontextmanager
-async def responses_gateway(made: Mapping[str, Worker]) -> AsyncIterator[GatewayHarness]:
+async def responses_gateway(workers: Mapping[str, Worker]) -> AsyncIterator[GatewayHarness]:
     async with gateway_harness() as gateway:
-        await gateway.publish(*(route_of(name, engine) for name, engine in made.items()))
+        await gateway.publish(*(route_of(name, engine) for name, engine in workers.items()))
         yield gateway

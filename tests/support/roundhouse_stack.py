@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from ruamel.yaml import YAML
 
-from controller.schema.status import ControllerStatus, ModelState, ModelStatus, PlanView
+from contract.status import ControllerStatus, ModelState, ModelStatus, PlanView
 from tests.support.http_client import HttpClient, Reply, answers, send_request
 from tests.support.ports import free_port
 from tests.support.wait import until
@@ -108,7 +108,7 @@ class RoundhouseStack:
 
     def run_command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         """A `roundhouse` command with the settings, and with `settings` of its own, once it has ended."""
-        command = [sys.executable, "-c", "from controller.cli.main import main; main()", *arguments]
+        command = [sys.executable, "-c", "from cli.main import main; main()", *arguments]
         env = self.environment() | settings
         return subprocess.run(
             command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False, timeout=120

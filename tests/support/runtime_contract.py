@@ -12,12 +12,11 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from contract.desired import Definition
 from controller.engines import spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.runtimes.base import Runtime, SeenReplica, StartRequest
-from controller.runtimes.naming import replica_name, replica_token
-from controller.schema.desired import Definition
+from controller.runtimes.base import Runtime, SeenReplica, StartRequest, replica_name, replica_token
 from controller.state import Exit, Phase, ReplicaId
 from tests.support.http_client import answers, send_request
 from tests.support.wait import until
@@ -140,14 +139,12 @@ async def start_shell(
     engines: ContractEngines,
     body: str = RUN,
     *,
-    model: str = "m",
     attempt: int = 1,
-    claims: Mapping[str, int] | None = None,
     **fields: object,
 ) -> tuple[Runtime, StartRequest]:
     """A runtime that has started a shell program as an engine, and the start. `fields`: of the definition."""
     runtime = engines.runtime()
-    request = engines.request(engines.shell(body, **fields), model, attempt=attempt, claims=claims)
+    request = engines.request(engines.shell(body, **fields), "m", attempt=attempt, claims=None)
     await runtime.start_replica(request)
     return runtime, request
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import docker
 
-from controller.runtimes.naming import replica_token
+from controller.runtimes.base import replica_token
 from tests.support.roundhouse_stack import RoundhouseStack
 
 

@@ -1,4 +1,5 @@
-"""A clockwork model that says what a test wants, token by token, with a chat template of the test's."""
+"""Clockwork models that say what a test wants, token by token, with a chat template of the test's: any text, or a
+thought, a sentence and a call."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from worker.clockwork import (
     make_weights,
     write_gguf,
 )
-from worker.text.token_reader import byte_alphabet
+from worker.text.answer_text import byte_alphabet
 
 Token = str | bytes
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
@@ -63,3 +64,46 @@ def speaker_vocabulary(says: Sequence[Token], after: Token = "<|assistant|>") ->
 
 def token_name(token: Token) -> str:
     return token if isinstance(token, str) else "".join(byte_alphabet()[byte] for byte in token)
+
+
+THOUGHT = "The quick brown fox"
+SPOKEN = "jumps over a lazy dog"
+
+TEMPLATE = """\
+{#- [SYSTEM_PROMPT] [TOOL_CALLS] [ARGS]: by these llama-server knows how the model calls tools -#}
+{%- for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}
+{%- for t in m['tool_calls'] or [] %}[TOOL_CALLS]{{ t['function']['name'] }}[ARGS]
+{{- t['function']['arguments'] | tojson }}{% endfor %}<|end|>{% endfor %}
+"""
+AGENT_TEMPLATE = TEMPLATE.rstrip() + "{%- if messages[-1]['role'] == 'tool' %}.{% endif %}\n"
+"""With it, the model says `DONE_SAID` to the result of a tool, and stops."""
+DONE_SAID = "And then it sleeps!"
+_MARKS = ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+_FOLLOWS = (
+    ("<|end|>", "[THINK]"),
+    ("[THINK]", "The"),
+    ("Ġfox", "[/THINK]"),
+    ("[/THINK]", "Ġjumps"),
+    ("Ġdog", "[TOOL_CALLS]"),
+    ("}", "<|end|>"),
+    ("<|fim_middle|>", "The"),
+)
+"""Token, and the one that follows it where the grammar lets it; stronger than in the model it is made of."""
+
+
+def make_caller(path: Path) -> None:
+    """Write it. Needs a chat template of its own: `TEMPLATE`."""
+    import gguf
+
+    vocabulary = make_vocabulary()
+    weights = make_weights(vocabulary)
+    tokens = list(vocabulary.tokens)
+    first = vocabulary.padding_from
+    tokens[first : first + len(_MARKS)] = _MARKS
+    embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    for token, following in _FOLLOWS:
+        head[tokens.index(following)] += embedding[tokens.index(token)] * 8
+    write_gguf(path, replace(vocabulary, tokens=tuple(tokens)), weights, CONTEXT)
+    types = gguf.GGUFReader(path, "r+").fields["tokenizer.ggml.token_type"]
+    for number in range(first, first + len(_MARKS)):
+        types.parts[types.data[number]][0] = _USER_DEFINED

@@ -85,8 +85,8 @@ def joined(choices: Sequence[Any], name: str) -> str:
 def error(worker: Worker, **fields: Any) -> tuple[int, str, str | None]:
     """Status, code and place of a refusal."""
     status, body = worker.request("POST", CHAT, {"messages": USER, **fields})
-    said = json.loads(body)["error"]
-    return status, said["code"], said["param"]
+    failure = json.loads(body)["error"]
+    return status, failure["code"], failure["param"]
 
 
 def calls_in(message: Any) -> list[tuple[str, Any]]:

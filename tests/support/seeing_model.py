@@ -115,16 +115,16 @@ def make_image(brightness: int, width: int = 90, height: int = 70) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def make_sound(amplitude: int, samples: int = RATE // 2) -> bytes:
+def make_sound(amplitude: int) -> bytes:
     """A WAV file of noise, always the same; of silence, where `amplitude` (of 32767) is 0."""
     chance = random.Random(0)
-    noise = (chance.randint(-amplitude, amplitude) for _ in range(samples))
+    noise = (chance.randint(-amplitude, amplitude) for _ in range(RATE // 2))
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)
         sound.setframerate(RATE)
-        sound.writeframes(struct.pack(f"<{samples}h", *noise))
+        sound.writeframes(struct.pack(f"<{RATE // 2}h", *noise))
     return file.getvalue()
 
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from controller.cli.app import run
-from controller.cli.up.record import ProcessRecord
+from cli.app import run
+from cli.up.supervisor import ProcessRecord
 from tests.support.http_client import answers
 from tests.support.ports import free_port
 from tests.support.wait import until

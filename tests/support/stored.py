@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.storage.database import StateDatabase
-from gateway.storage.responses.records import TOKEN_LENGTH, StoredResponse, id_of
+from assistant.storage.database import StateDatabase
+from assistant.storage.records import StoredResponse
+from gateway.exchange.plain_responses import TOKEN_LENGTH, id_of
 
 HOUR = 3600.0
 MIB = 1024 * 1024
@@ -43,7 +44,7 @@ def message(item_id: str, text: str, role: str = "user") -> dict[str, Any]:
     return {"id": item_id, "type": "message", "role": role, "status": "completed", "content": content}
 
 
-def response(name: str, previous: str | None = None, status: str = "completed", said: str = "yes") -> dict[str, Any]:
+def response(name: str, previous: str | None = None, status: str = "completed", answer: str = "yes") -> dict[str, Any]:
     """A response object whose fields tell it from others."""
     over = status in ("completed", "incomplete")
     return {
@@ -53,7 +54,7 @@ def response(name: str, previous: str | None = None, status: str = "completed", 
         "status": status,
         "previous_response_id": None if previous is None else rid(previous),
         "error": None,
-        "output": [message(iid(name, "out"), said, "assistant")] if over else [],
+        "output": [message(iid(name, "out"), answer, "assistant")] if over else [],
         "metadata": {"name": name},
     }
 
@@ -63,13 +64,12 @@ def stored(
     previous: str | None = None,
     *,
     tenant: str = "t",
-    model: str = "m",
     status: str = "completed",
-    asked: str = "really?",
-    said: str = "yes",
+    question: str = "really?",
+    answer: str = "yes",
 ) -> StoredResponse:
-    made = response(name, previous, status, said)
-    return StoredResponse.of(tenant, model, made, [message(iid(name, "in"), asked)])
+    request = [message(iid(name, "in"), question)]
+    return StoredResponse.of(tenant, "m", response(name, previous, status, answer), request)
 
 
 def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> StateDatabase:

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.messages_schema import checked_events
-from tests.support.response_sockets import socket
+from tests.support.response_state import socket
 from tests.support.responses import Fields, check_response, folded
 
 _OPEN_RESPONSES = {"OpenResponses-Version": "2026-04-24"}
@@ -33,12 +33,12 @@ async def judge_streams(gateway: GatewayHarness, model: str, *tools: Fields) -> 
     assert checked_events(await streamed(gateway, "/v1/messages", model, **message))[-1]["type"] == "message_stop"
 
     declared = [{"type": "function", **each} for each in functions]
-    asked: Fields = {"input": "Hi", "temperature": 0, "max_output_tokens": 200}
-    asked |= {"tools": declared} if tools else {}
-    response = folded(await streamed(gateway, "/v1/responses", model, **asked))
-    opened = folded(await streamed(gateway, "/v1/responses", model, _OPEN_RESPONSES, **asked), is_open=True)
+    body: Fields = {"input": "Hi", "temperature": 0, "max_output_tokens": 200}
+    body |= {"tools": declared} if tools else {}
+    response = folded(await streamed(gateway, "/v1/responses", model, **body))
+    opened = folded(await streamed(gateway, "/v1/responses", model, _OPEN_RESPONSES, **body), is_open=True)
     async with socket(gateway) as client:
-        await client.send(**{**asked, "model": model})
+        await client.send(**{**body, "model": model})
         last = (await client.turn())[-1]["response"]
     check_response(last)
     kinds: list[str] = [item["type"] for item in response["output"]]
@@ -49,14 +49,14 @@ async def judge_streams(gateway: GatewayHarness, model: str, *tools: Fields) -> 
 async def streamed(
     gateway: GatewayHarness, path: str, model: str, headers: dict[str, str] | None = None, **fields: Any
 ) -> bytes:
-    asked = {"model": model, "stream": True, **fields}
-    async with gateway.post(path, asked, headers=headers) as answer:
+    body = {"model": model, "stream": True, **fields}
+    async with gateway.post(path, body, headers=headers) as answer:
         content: bytes = await answer.read()
         assert answer.status == 200, content
         return content
 
 
-def _judge_chunks(made: type[pydantic.BaseModel], stream: bytes) -> None:
+def _judge_chunks(chunk_type: type[pydantic.BaseModel], stream: bytes) -> None:
     *events, done, end = stream.split(b"\n\n")
     assert (done, end) == (b"data: [DONE]", b"")
     assert events
@@ -65,7 +65,7 @@ def _judge_chunks(made: type[pydantic.BaseModel], stream: bytes) -> None:
             continue
         fields = json.loads(event.removeprefix(b"data: "))
         assert fields["model"]
-        if made is Completion:  # one type for streams and whole answers, which always end
+        if chunk_type is Completion:  # one type for streams and whole answers, which always end
             for choice in fields["choices"]:
                 choice["finish_reason"] = choice["finish_reason"] or "stop"
-        made.model_validate(fields, strict=True)
+        chunk_type.model_validate(fields, strict=True)

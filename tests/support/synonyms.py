@@ -173,13 +173,13 @@ complex complicated intricate
 
 
 def _make_synonyms() -> dict[str, tuple[str, ...]]:
-    made: dict[str, list[str]] = {}
+    synonyms: dict[str, list[str]] = {}
     for line in _GROUPS.split("\n"):
         words = line.split()
         for word in words:
-            others = made.setdefault(word, [])
+            others = synonyms.setdefault(word, [])
             others += [each for each in words if each != word and each not in others]
-    return {word: tuple(others) for word, others in made.items()}
+    return {word: tuple(others) for word, others in synonyms.items()}
 
 
 SYNONYMS: Final = _make_synonyms()

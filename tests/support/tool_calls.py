@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.schema.tools import McpServerRoute
+from contract.tools import McpServerRoute
 from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 

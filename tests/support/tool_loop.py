@@ -10,9 +10,9 @@ from typing import Any
 
 import openai
 
-from controller.schema.keys import Key
-from controller.schema.tools import McpServerRoute, ToolRoute
-from gateway.tools.spec import ToolCall, ToolResult
+from assistant.tools.spec import ToolCall, ToolResult
+from contract.keys import Key
+from contract.tools import ToolRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_tool_model import Call, Fields, Move, ToolModel, tool_model
 from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
@@ -85,7 +85,6 @@ async def looping(
     *moves: Move,
     keys: tuple[Key, ...] = (),
     tools: tuple[ToolRoute, ...] = (),
-    mcp_servers: tuple[McpServerRoute, ...] = (),
     m: Fields | None = None,
     decide: Any = None,
     **settings: Any,
@@ -104,7 +103,7 @@ async def looping(
                 gateway, FakeTool("weather__get", get), FakeTool("weather__wait", wait), FakeTool("weather__fail", fail)
             )
             models = [route("m", [model.url], apis=(CHAT,), **(m or {}))]
-            stamp = await gateway.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
+            stamp = await gateway.controller.publish(*models, keys=keys, tools=tools)
             await gateway.controller.acknowledged(stamp)
             try:
                 yield loop

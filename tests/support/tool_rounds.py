@@ -8,10 +8,17 @@ from typing import Any
 
 from gateway.protocols.common.conversation import Finish, Prompt, Tokens
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.mcp_tools import McpTools, OfferedServer, OfferedTool, read_mcp_tools
+from gateway.protocols.responses.mcp import McpTools, OfferedServer, OfferedTool, read_mcp_tools
 from gateway.protocols.responses.request import read_prompt
-from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RunCall
-from gateway.protocols.responses.tool_rounds import CallResult, ToolRounds, listed_labels, own_items
+from gateway.protocols.responses.tool_rounds import (
+    ROUND_OVER,
+    CallResult,
+    RoundsWriter,
+    RunCall,
+    ToolRounds,
+    listed_labels,
+    own_items,
+)
 from tests.support.responses import Fields, context
 
 CITY: Fields = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -63,21 +70,21 @@ def play(
     *turns: Turn,
     history: Sequence[Fields] = (),
     run: Callable[[RunCall], CallResult] = rained,
-    made: ResponseContext | None = None,
+    response_context: ResponseContext | None = None,
     is_stream: bool = True,
     ends_last_first: bool = False,
-    **asked: Any,
+    **request_fields: Any,
 ) -> Played:
     """Make a response: the last turn comes again and again. `ends_last_first`: of a round's calls, the last one ends
     first."""
-    fields: Fields = {"model": "m", "input": "Weather?", "tools": [WEATHER], **asked}
+    fields: Fields = {"model": "m", "input": "Weather?", "tools": [WEATHER], **request_fields}
     mcp = read_mcp_tools(fields, OFFERED)
     assert mcp is not None
-    made = made or context(mcp=mcp, history=tuple(history), stores=True)
-    read_prompt(fields, made)
-    items = own_items(fields, made.referenced_items)
+    response_context = response_context or context(mcp=mcp, history=tuple(history), stores=True)
+    read_prompt(fields, response_context)
+    items = own_items(fields, response_context.referenced_items)
     labels = listed_labels([*history, *items])
-    writer = RoundsWriter(fields, made, is_stream=is_stream, listed_labels=labels)
+    writer = RoundsWriter(fields, response_context, is_stream=is_stream, listed_labels=labels)
     rounds = ToolRounds(fields, history, items, writer, mcp)
     stream, played, ran = b"", Played(b"", {}, [], [], []), []
 
@@ -111,11 +118,11 @@ def play(
         stream += events
         finish(calls)
     stream += rounds.end_rounds()
-    assert made.response is not None
-    played.stream, played.response, played.ran = stream, made.response, ran
+    assert response_context.response is not None
+    played.stream, played.response, played.ran = stream, response_context.response, ran
     return played
 
 
-def servers_of(**asked: Any) -> McpTools | None:
+def servers_of(**fields: Any) -> McpTools | None:
     """The servers that a request with these fields names."""
-    return read_mcp_tools({"model": "m", **asked}, OFFERED)
+    return read_mcp_tools({"model": "m", **fields}, OFFERED)

@@ -21,9 +21,9 @@ from typing import Any
 import aiohttp
 import psutil
 
-from controller.schema.keys import Key
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.keys import Key
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.hostile_clients import (
@@ -39,8 +39,8 @@ from tests.support.hostile_clients import (
     Target,
     torment,
 )
+from tests.support.memory import memory_of
 from tests.support.ports import free_port
-from tests.support.process_memory import memory_of
 from tests.support.wait import until
 
 GOOD = "good"
@@ -51,15 +51,14 @@ MOST_AT_ONCE = 150
 """Hostile clients; while there are so many, none is added."""
 KEY_NAMES = 20
 """Keys that come and go. Series of a declared key stay for good, so their names come again."""
-_SECRET = "sk-good-and-known"
-_SETTINGS = {
+SECRET = "sk-good-and-known"
+SETTINGS = {
     "ROUNDHOUSE_CLIENT_TIMEOUT_S": str(PATIENCE_S),
     "ROUNDHOUSE_KEEP_ALIVE_S": str(PATIENCE_S),
     "ROUNDHOUSE_MAX_BODY_MIB": "1",
     "ROUNDHOUSE_ANSWER_BUFFER_MIB": "1",
     "ROUNDHOUSE_RESPONSES_MAX_MIB": "4",
     "ROUNDHOUSE_REQUEST_TIMEOUT_S": "20",
-    "ROUNDHOUSE_CORS_ORIGINS": "https://chat.example",
     "ROUNDHOUSE_LOG_LEVEL": "error",
 }
 """So that everything that has a bound or a time comes to it."""
@@ -132,26 +131,26 @@ class TormentedGateway:
         self.tables += 1
         self._keyed = not self._keyed
         del self.controller.reports[:-1]  # in two hours they would be the largest thing in this process
-        keys = (_key("good", _SECRET), *(_key(f"key-{(self.tables + n) % KEY_NAMES}", f"sk-{n}") for n in range(5)))
+        keys = (_key("good", SECRET), *(_key(f"key-{(self.tables + n) % KEY_NAMES}", f"sk-{n}") for n in range(5)))
         await self.controller.publish(*self._models(), keys=keys if self._keyed else ())
 
     def _models(self) -> tuple[ModelRoute, ...]:
         first, second, good = (engine.url for engine in self.engines)
         urls = {MODEL: (first, second), NARROW: (first,), GOOD: (good,)}
         gone = route(GONE, [f"http://127.0.0.1:{self.dead_port}"], apis=(CHAT,))
-        made = [route(COLD, state=ModelState.UNLOADED), gone]
+        models = [route(COLD, state=ModelState.UNLOADED), gone]
         for name, slots, limit in ((MODEL, 64, 16), (NARROW, 1, 4), (GOOD, 64, 16)):
             plain = route(name, urls[name], apis=(CHAT, TOKENIZE), target_inflight=slots, queue_limit=limit)
             named = [each.model_copy(update={"replica": f"{each.replica}-{self.tables}"}) for each in plain.endpoints]
-            made.append(plain.model_copy(update={"endpoints": tuple(named)}))
+            models.append(plain.model_copy(update={"endpoints": tuple(named)}))
         if self.tables % 3 == 0:
-            made.append(route(f"passing-{self.tables % 10}", (first,), apis=(CHAT,)))
-        return tuple(made)
+            models.append(route(f"passing-{self.tables % 10}", (first,), apis=(CHAT,)))
+        return tuple(models)
 
     async def _begin_hostile(self) -> None:
         rng = random.Random(self.torment.seed)
         names, weights = list(KINDS), [weight for weight, _ in KINDS.values()]
-        target = Target(self.port, _SECRET, 1 << 20, PATIENCE_S + 1)
+        target = Target(self.port, SECRET, 1 << 20, PATIENCE_S + 1)
         while True:
             await asyncio.sleep(rng.expovariate(self.torment.rate))
             name = rng.choices(names, weights)[0]
@@ -173,16 +172,16 @@ class TormentedGateway:
             ask = asks[number % len(asks)]
             try:
                 async with asyncio.timeout(60):
-                    said = await ask()
+                    text = await ask()
             except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
-                said = repr(error)
-            if said == TEXT:
+                text = repr(error)
+            if text == TEXT:
                 self.good += 1
             else:
-                self.wrong.append(f"{ask.__name__.strip('_')}: {said:.300}")
+                self.wrong.append(f"{ask.__name__.strip('_')}: {text:.300}")
 
     async def _post(self, path: str, **fields: Any) -> str:
-        headers = {"authorization": f"Bearer {_SECRET}"}
+        headers = {"authorization": f"Bearer {SECRET}"}
         url = f"http://127.0.0.1:{self.port}{path}"
         async with self.client.post(url, json={"model": GOOD, **fields}, headers=headers) as answer:
             return await answer.text()
@@ -254,8 +253,8 @@ class TormentedGateway:
         before = self.watched.stat().st_size if self.watched.exists() else 0
         self.process.send_signal(signal.SIGUSR1)
         await until("the gateway tells of its memory", lambda: _has_line_after(self.watched, before))
-        told: dict[str, Any] = json.loads(self.watched.read_text().splitlines()[-1])
-        return told
+        state: dict[str, Any] = json.loads(self.watched.read_text().splitlines()[-1])
+        return state
 
 
 _ASKED = [{"role": "user", "content": "Hi"}]
@@ -297,12 +296,19 @@ async def tormented_gateway(
             stack.push_async_callback(engine.stop)
         port = free_port()
         own = {"ROUNDHOUSE_PORT": str(port), "ROUNDHOUSE_CONTROLLER_URL": controller.url}
+        own["ROUNDHOUSE_CORS_ORIGINS"] = "https://chat.example"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         log = stack.enter_context((folder / "gateway.log").open("wb"))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.support.watched_gateway", str(folder / "watched")),
             *([] if trace is None else [str(trace)]),
-            env={**clean, **_SETTINGS, **own, "ROUNDHOUSE_STATE": str(folder / "state")},
+            env={
+                **clean,
+                **SETTINGS,
+                "ROUNDHOUSE_CORS_ORIGINS": "https://chat.example",
+                **own,
+                "ROUNDHOUSE_STATE": str(folder / "state"),
+            },
             stdout=log,
             stderr=log,
         )
@@ -310,10 +316,10 @@ async def tormented_gateway(
         await until("the gateway connects", lambda: controller.reports or process.returncode is not None)
         assert process.returncode is None, (folder / "gateway.log").read_text()
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        here = TormentedGateway(port, free_port(), process.pid, folder, amount, controller, engines, client, process)
-        await here.publish()
+        gateway = TormentedGateway(port, free_port(), process.pid, folder, amount, controller, engines, client, process)
+        await gateway.publish()
         await controller.report_where(lambda report: report.stamp is not None)
-        yield here
+        yield gateway
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

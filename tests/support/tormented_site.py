@@ -23,36 +23,23 @@ import aiohttp
 import psutil
 from ruamel.yaml import YAML
 
-from tests.fakes.mock_engine import WORDS, MockEngine
+from tests.fakes.mock_engine import MockEngine
 from tests.support.chaos.up_stage import UpStage
 from tests.support.fake_hub import Fault, HubRepository
 from tests.support.fake_hub.faults import FaultKind, Site
 from tests.support.hostile_clients import CHAT, COLD, GONE, KINDS, MODEL, NARROW, Target, torment
+from tests.support.memory import memory_of
 from tests.support.ports import free_port
-from tests.support.process_memory import memory_of
+from tests.support.tormented_gateway import GOOD, PATIENCE_S, SECRET, SETTINGS, TEXT
 from tests.support.wait import until
 
 PROGRAMS = ("controller", "gateway", "retrieval", "transfers")
-GOOD = "good"
-"""A model whose engine nobody torments."""
 REPOSITORY = "hostile/noise"
-PATIENCE_S = 3
 MOST_AT_ONCE = 100
 SIDE_SHARE = 0.25
 """Of the hostile clients, those that mean other programs than the gateway."""
 GOOD_EVERY_S = 0.5
-_SECRET = "sk-good-and-known"
 _HUB_FAULTS: tuple[FaultKind, ...] = ("status", "drop", "stall", "wrong_bytes", "redirect", "encoded", "no_length")
-_SETTINGS = {
-    "ROUNDHOUSE_CLIENT_TIMEOUT_S": str(PATIENCE_S),
-    "ROUNDHOUSE_KEEP_ALIVE_S": str(PATIENCE_S),
-    "ROUNDHOUSE_MAX_BODY_MIB": "1",
-    "ROUNDHOUSE_ANSWER_BUFFER_MIB": "1",
-    "ROUNDHOUSE_RESPONSES_MAX_MIB": "4",
-    "ROUNDHOUSE_REQUEST_TIMEOUT_S": "20",
-    "ROUNDHOUSE_LOG_LEVEL": "error",
-}
-"""So that everything that has a bound or a time comes to it."""
 
 
 @dataclass
@@ -110,7 +97,7 @@ class TormentedSite:
             "odd_statement": self._state_oddly,
             "odd_reference": self._inspect_oddly,
         }
-        target = Target(int(self.stage.url.rpartition(":")[2]), _SECRET, 1 << 20, PATIENCE_S + 1)
+        target = Target(int(self.stage.url.rpartition(":")[2]), SECRET, 1 << 20, PATIENCE_S + 1)
         while True:
             await asyncio.sleep(rng.expovariate(self.rate))
             own = random.Random(rng.getrandbits(64))
@@ -133,7 +120,7 @@ class TormentedSite:
                 await act(rng)
 
     async def _request(self, method: str, path: str, **request: Any) -> bytes:
-        headers = {"authorization": f"Bearer {_SECRET}"}
+        headers = {"authorization": f"Bearer {SECRET}"}
         async with self.session.request(method, self.stage.url + path, headers=headers, **request) as answer:
             return await answer.read()
 
@@ -206,13 +193,13 @@ class TormentedSite:
             try:
                 async with asyncio.timeout(60):
                     answer = await self._request("POST", CHAT, json=body)
-                said = json.loads(answer)["choices"][0]["message"]["content"]
+                text = json.loads(answer)["choices"][0]["message"]["content"]
             except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-                said = repr(error)
-            if said == " ".join(WORDS):
+                text = repr(error)
+            if text == TEXT:
                 self.good += 1
             else:
-                self.wrong.append(f"{said:.300}")
+                self.wrong.append(f"{text:.300}")
 
 
 @contextlib.asynccontextmanager
@@ -223,7 +210,7 @@ async def tormented_site(folder: Path, seed: int, rate: float) -> AsyncIterator[
         for engine in engines:
             await engine.start()
             exits.push_async_callback(engine.stop)
-        stage = UpStage(folder, env=_SETTINGS)
+        stage = UpStage(folder, env=SETTINGS)
         assert stage.hub is not None
         stage.hub.add(HubRepository(REPOSITORY, {"a.bin": b"a" * 100_000, "README.md": b"hi"}))
         with (stage.desired / "models.yaml").open("w") as file:
@@ -231,9 +218,9 @@ async def tormented_site(folder: Path, seed: int, rate: float) -> AsyncIterator[
         exits.push_async_callback(stage.close)
         await stage.start()
         session = await exits.enter_async_context(aiohttp.ClientSession())
-        here = TormentedSite(stage, seed, rate, engines, session)
-        await until("it serves", lambda: _serves(here), 120)
-        yield here
+        site = TormentedSite(stage, seed, rate, engines, session)
+        await until("it serves", lambda: _serves(site), 120)
+        yield site
 
 
 def _models(engines: list[MockEngine]) -> Mapping[str, Any]:
@@ -249,16 +236,16 @@ def _models(engines: list[MockEngine]) -> Mapping[str, Any]:
 
 
 def _keys() -> Mapping[str, Any]:
-    digest = hashlib.sha256(_SECRET.encode()).hexdigest()
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
     return {"good": {"sha256": digest, "scopes": ["inference", "admin"], "requests_per_minute": 1_000_000}}
 
 
-async def _serves(here: TormentedSite) -> bool:
+async def _serves(site: TormentedSite) -> bool:
     try:
-        answer = await here._request(
+        answer = await site._request(
             "POST", CHAT, json={"model": GOOD, "messages": [{"role": "user", "content": "Hi"}]}
         )
-        documents = await here._request("GET", "/v1/documents")
-        return b"choices" in answer and b'"data"' in documents and here.stage.find_pid("transfers") is not None
+        documents = await site._request("GET", "/v1/documents")
+        return b"choices" in answer and b'"data"' in documents and site.stage.find_pid("transfers") is not None
     except aiohttp.ClientError:
         return False

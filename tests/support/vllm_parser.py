@@ -39,10 +39,10 @@ def main() -> None:
     answers.flush()
     for line in sys.stdin:
         try:
-            told: Any = vars(built.parse_args(json.loads(line)))
+            result: Any = vars(built.parse_args(json.loads(line)))
         except RefusedError as error:
-            told = str(error)
-        answers.write(json.dumps(told, default=str) + "\n")
+            result = str(error)
+        answers.write(json.dumps(result, default=str) + "\n")
         answers.flush()
 
 

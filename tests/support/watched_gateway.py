@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from gateway.__main__ import main
-from tests.support.leftovers import name_of
+from tests.support.memory import name_of
 
 FRAMES = 12
 """Of each allocation."""
@@ -80,8 +80,8 @@ class Watch:
         }
         if self._trace is not None:
             self._number += 1
-            told = {"garbage": _garbage(), "objects": _by_type(gc.get_objects())}
-            (self._trace / f"{self._number:03}.json").write_text(json.dumps(told))
+            state = {"garbage": _garbage(), "objects": _by_type(gc.get_objects())}
+            (self._trace / f"{self._number:03}.json").write_text(json.dumps(state))
             tracemalloc.take_snapshot().dump(str(self._trace / f"{self._number:03}.snapshot"))
         with self._out.open("a") as out:
             out.write(json.dumps(seen) + "\n")

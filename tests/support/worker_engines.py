@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.clockwork_folders import make_ct2, make_hf
-from tests.support.litertlm_files import litertlm
+from tests.support.installed_engines import litertlm
 from tests.support.onnx_models import write_model, write_vocabulary
 from tests.support.ports import free_port
 from tests.support.require import require

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.runtimes.process.stat import read_stat
+from controller.runtimes.process.groups import read_stat
 from tests.support.wait import until
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,17 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from common.model_reference import ModelReference
-from common.network.errors import InterruptedConnectionError
-from controller.schema.downloads import LONGEST_RANGE, Inspection, PlacedFile, RemoteFile
-from controller.schema.errors import RoundhouseError
-from transfers.downloads.present_files import has_kept_state
-from transfers.downloads.revision_folder import choose_folder
-from transfers.folder.models_folder import ModelsFolder
-from transfers.network.client import NetworkOptions, SourceClient
-from transfers.network.failures import FAILURES, describe_failure
-from transfers.sources.base import Resolution, SourceFile
-from transfers.sources.range_request import AskAgainError, read_range
+from common.network.transport import InterruptedConnectionError
+from contract.downloads import LONGEST_RANGE, Inspection, PlacedFile, RemoteFile
+from contract.errors import RoundhouseError
+from contract.model_reference import ModelReference
+from transfers.downloads.job import choose_folder, has_kept_state
+from transfers.models_folder import ModelsFolder
+from transfers.network import FAILURES, NetworkOptions, SourceClient, describe_failure
+from transfers.sources.base import AskAgainError, Resolution, SourceFile, read_range
 from transfers.sources.source_set import SourceSet
 
 LONGEST_WAIT_S: Final = 10.0

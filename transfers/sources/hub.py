@@ -19,14 +19,20 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import BlobLfsInfo, ModelInfo, RepoSibling
 
-from common.model_reference import HubReference, validate_file_path
-from common.network.errors import InterruptedConnectionError
-from controller.schema.errors import RoundhouseError
-from transfers.network.client import NetworkOptions, WholeAnswers, refuse_downgrade
-from transfers.network.failures import FAILURES, describe_failure
-from transfers.network.retry import RetryPolicy, parse_retry_after
+from common.network.transport import InterruptedConnectionError
+from contract.errors import RoundhouseError
+from contract.model_reference import HubReference, validate_file_path
+from transfers.network import (
+    FAILURES,
+    NetworkOptions,
+    RetryPolicy,
+    WholeAnswers,
+    describe_failure,
+    parse_retry_after,
+    refuse_downgrade,
+)
 from transfers.sources.base import Resolution, SourceFile, is_file_size
-from transfers.sources.hub_files import NoSuchFileError, choose_files
+from transfers.sources.model_files import NoSuchFileError, choose_files
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)

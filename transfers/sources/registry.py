@@ -15,16 +15,13 @@ from typing import Final
 
 import httpx2
 
-from common.model_reference import RegistryReference
-from controller.schema.errors import RoundhouseError
-from transfers.network.client import NetworkOptions, SourceClient
-from transfers.network.failures import FAILURES, describe_failure
-from transfers.network.retry import RetryPolicy
-from transfers.sources.base import Resolution, SourceFile
-from transfers.sources.hub_files import NoSuchFileError
-from transfers.sources.range_request import AskAgainError, check_status
-from transfers.sources.registry_files import (
+from contract.errors import RoundhouseError
+from contract.model_reference import RegistryReference
+from transfers.network import FAILURES, NetworkOptions, RetryPolicy, SourceClient, describe_failure
+from transfers.sources.base import AskAgainError, Resolution, SourceFile, check_status
+from transfers.sources.model_files import (
     MANIFEST_TYPES,
+    NoSuchFileError,
     RegistryFiles,
     UnusableManifestError,
     choose_layers,

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.model_reference import (
+from contract.errors import RoundhouseError
+from contract.model_reference import (
     HubReference,
     InvalidReferenceError,
     ModelReference,
@@ -14,12 +15,10 @@ from common.model_reference import (
     UrlReference,
     parse_reference,
 )
-from controller.schema.errors import RoundhouseError
 from transfers.sources.base import Resolution
+from transfers.sources.direct import LocalSource, UrlSource
 from transfers.sources.hub import HubSource
-from transfers.sources.local import LocalSource
 from transfers.sources.registry import RegistrySource
-from transfers.sources.url import UrlSource
 
 
 @dataclass(frozen=True, slots=True)

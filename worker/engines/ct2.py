@@ -28,7 +28,6 @@ UNBOUNDED_ANSWER: Final = 512
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add CTranslate2's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the converted folder")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of tokenizer.json; default: the model's")
     parser.add_argument(
@@ -39,11 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--inter-threads", type=int, default=1, metavar="N", help="requests computed side by side")
     parser.add_argument("--intra-threads", type=int, default=0, metavar="N", help="CPU threads of each; 0: by the CPU")
     parser.add_argument("--prompt-format", choices=CHAT_FORMATS, help="what the chat template in the folder is")
-
-
-def create(args: Namespace) -> CT2:
-    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
-    return CT2(args)
 
 
 class CT2(HFEngine):
@@ -62,7 +56,7 @@ class CT2(HFEngine):
     def load_model(self) -> None:
         """Load the tokenizer, whose faults show quickly, then the model. Raises LoadError if the package is missing, a
         file cannot be used, or the tokenizer is not the model's; OSError if `vocabulary.json` is there and cannot be
-        read. See `Engine`."""
+        read."""
         args = self._args
         check_file(args.model / "model.bin")
         try:
@@ -108,9 +102,8 @@ class CT2(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield the ids of generated tokens, the end token included: at most `limit`, or UNBOUNDED_ANSWER if that is
-        None. Raises RequestError before the first token for a `seed` if tokens are sampled (see `sampling_options`).
-        Closing the iterator ends the work. See `worker.hf.engine.HFEngine.generate_tokens`."""
+        """See `HFEngine.generate_tokens`; UNBOUNDED_ANSWER holds where `limit` is None. Raises RequestError before the
+        first token for a `seed` if tokens are sampled (see `sampling_options`)."""
         steps = self._generator.generate_tokens(
             [self.vocabulary.token_name(token) for token in tokens],
             max_length=limit or UNBOUNDED_ANSWER,
@@ -120,6 +113,9 @@ class CT2(HFEngine):
         with closing(steps):
             for step in steps:
                 yield step.token_id
+
+
+create = CT2
 
 
 def sampling_options(request: GenerationRequest, size: int) -> dict[str, Any]:

@@ -6,14 +6,16 @@ import fcntl
 import importlib
 import math
 import os
+import queue
 import sys
+import threading
+import traceback
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from worker.bindings.exllama_batch import Answers, Batch
 from worker.engine import Job
 from worker.errors import LoadError
 from worker.hf.engine import HFEngine
@@ -21,6 +23,78 @@ from worker.hf.folder import HFFolder
 from worker.preflight import check_file
 from worker.schema import GenerationRequest
 from worker.text.prompt_form import CHAT_FORMATS
+
+Answers = queue.SimpleQueue[Any]
+"""Results of one job, or the exception that ended it. The queue is also the job's `identifier`."""
+
+LOOK_S: Final = 0.1
+"""Seconds between two checks whether a job that yields no result is still wanted."""
+
+
+class Batch:
+    """Owns the only thread that uses an ExLlamaV3 generator, which is not thread-safe. Creating it starts the thread,
+    which runs as long as the process.
+
+    An error of the generator itself ends the whole process, with exit code 1 and one line on stderr.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self._requested_actions: queue.SimpleQueue[tuple[Callable[[Any], object], Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="exllamav3", daemon=True).start()
+
+    def iterate_results(self, make: Callable[[Answers], Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
+        """Queue the job that `make` builds, and yield its results as the generator makes them, until one has `eos` set.
+        Blocks between results. May be called from any thread; jobs of several callers run at once.
+
+        `make` gets the queue that must be the job's `identifier`. While no result comes, `check` is called every LOOK_S
+        seconds; it may raise. Raises what the generator raised for this job, or what `check` raised. If `check` raised,
+        or the iterator is closed early, the job is cancelled.
+        """
+        answers: Answers = queue.SimpleQueue()
+        job = make(answers)
+        self._requested_actions.put((self._generator.enqueue, job))
+        has_ended = False
+        try:
+            while not has_ended:
+                try:
+                    result = answers.get(timeout=LOOK_S)
+                except queue.Empty:
+                    check()
+                    continue
+                has_ended = isinstance(result, Exception) or result["eos"]
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+        finally:
+            if not has_ended:
+                self._requested_actions.put((self._generator.cancel, job))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._run_requests()
+                for result in self._generator.iterate():
+                    result["job"].identifier.put(result.get("error", result))
+        except Exception as error:  # noqa: BLE001 - the generator is of no more use, whatever it was
+            traceback.print_exc()
+            sys.stderr.write(f"ExLlamaV3 failed: {error!r}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _run_requests(self) -> None:
+        is_idle = not self._generator.num_remaining_jobs()
+        while True:
+            try:
+                action, job = self._requested_actions.get(block=is_idle)
+            except queue.Empty:
+                return
+            try:
+                action(job)
+            except (AssertionError, ValueError) as error:  # the generator refuses this one job
+                job.identifier.put(error)
+            is_idle = not self._generator.num_remaining_jobs()
+
 
 PAGE: Final = 256
 """Tokens in a page of the KV cache (`PAGE_SIZE`)."""
@@ -41,7 +115,6 @@ _SAMPLING: Final = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add ExLlamaV3's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the EXL3 folder")
     parser.add_argument(
         "--cache-size", type=_pages, metavar="N", help="KV cache in tokens, all requests together; default: the context"
@@ -56,11 +129,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="memory of each GPU to use, beside the CUDA context; default: all that is free, one GPU after the other",
     )
     parser.add_argument("--prompt-format", choices=CHAT_FORMATS, help="what the chat template in the folder is")
-
-
-def create(args: Namespace) -> ExLlamaV3:
-    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
-    return ExLlamaV3(args)
 
 
 class ExLlamaV3(HFEngine):
@@ -86,7 +154,7 @@ class ExLlamaV3(HFEngine):
         """Load the tokenizer, whose faults show quickly, then the model, with progress on stderr. The first import of
         the package compiles it, which takes minutes; waits for another process that does so.
 
-        Raises LoadError if a file, a package or a GPU is missing, or the model cannot be loaded. See `Engine`.
+        Raises LoadError if a file, a package or a GPU is missing, or the model cannot be loaded.
         """
         args = self._args
         check_file(args.model / "config.json")
@@ -131,9 +199,8 @@ class ExLlamaV3(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield the ids of generated tokens, the end token included, at most `limit`. Raises RequestError for an
-        unknown token in `logit_bias`; JobCancelledError once the job is cancelled, also while no token comes. Closing
-        the iterator ends the work. See `worker.hf.engine.HFEngine.generate_tokens`."""
+        """See `HFEngine.generate_tokens`. Raises RequestError for an unknown token in `logit_bias`, and
+        JobCancelledError also while no token comes."""
         sampler = self._exllamav3.ComboSampler(**self._sampling(request))
 
         def made(answers: Answers) -> Any:
@@ -171,6 +238,9 @@ class ExLlamaV3(HFEngine):
             settings["logit_bias"] = {int(token): value for token, value in request.logit_bias.items()}
             self.vocabulary.check_tokens(settings["logit_bias"], "logit_bias")
         return {name: value for name, value in settings.items() if value is not None}
+
+
+create = ExLlamaV3
 
 
 def _no_gpu(environment: Mapping[str, str]) -> str:

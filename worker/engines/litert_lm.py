@@ -2,26 +2,232 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import importlib
 import inspect
 import json
 import math
 import random
 from argparse import ArgumentParser, Namespace
-from collections.abc import Generator, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from worker.bindings import litert_messages
-from worker.bindings.litert_conversations import HeldConversation, HeldConversations
-from worker.engine import Api, FinishReason, Job, Piece
+from worker.engine import Api, FinishReason, Job, PartialEngine, Piece, call_id
 from worker.errors import LoadError, RequestError
-from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
-from worker.schema import ChatRequest
-from worker.text.chat_template import build_variables
+from worker.schema import ChatRequest, Message
 from worker.text.grammars import check_unconstrained
+from worker.text.prompt_form import build_variables
+
+Object = dict[str, Any]
+
+
+def messages_for(messages: Sequence[Message], *, images: bool, audio: bool) -> list[Object]:
+    """Return the conversation in LiteRT-LM's form: contents are lists of parts, arguments of calls are objects, a
+    tool's result has the tool's name (empty if no earlier call has its id) and the value of its text where that is
+    JSON, and the role `developer` becomes `system`. `images`, `audio`: the model takes images, or audio.
+
+    Raises RequestError, with the field in `param`, for content that the model does not take, an image or audio in a
+    tool's result, an image that is no base64 data URL, audio that is no base64, and a malformed tool call.
+    """
+    converted_messages = []
+    names: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        fields = message.model_dump(exclude_unset=True)
+        content = _content(message, f"messages[{number}].content", images=images, audio=audio)
+        role = "system" if message.role == "developer" else message.role
+        if role == "tool":
+            name = names.get(str(fields.get("tool_call_id")), "")
+            content = [{"type": "tool_response", "name": name, "response": _result(content)}]
+        converted_message: Object = {"role": role, "content": content}
+        calls = fields.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            converted_message["tool_calls"] = [
+                _call(call, f"messages[{number}].tool_calls[{index}]") for index, call in enumerate(calls)
+            ]
+            names |= {str(call.get("id")): call["function"]["name"] for call in calls}
+        converted_messages.append(converted_message)
+    return converted_messages
+
+
+def _content(message: Message, place: str, *, images: bool, audio: bool) -> list[Object]:
+    if not isinstance(message.content, list):
+        return [{"type": "text", "text": message.content}] if message.content else []
+    parts: list[Object] = []
+    for index, part in enumerate(message.content):
+        if part.get("type") == "text":
+            parts.append({"type": "text", "text": str(part.get("text", ""))})
+        elif part.get("type") == "image_url" and images and message.role != "tool":
+            parts.append({"type": "image", "blob": _image(part, f"{place}[{index}].image_url")})
+        elif part.get("type") == "input_audio" and audio and message.role != "tool":
+            parts.append({"type": "audio", "blob": _audio(part, f"{place}[{index}].input_audio")})
+        else:
+            kinds = ["text", *(["images"] if images else []), *(["audio"] if audio else [])]
+            readable = "text in a tool's result" if message.role == "tool" else " and ".join(kinds)
+            raise RequestError(f"This engine reads {readable}, not {part.get('type')}.", param=f"{place}[{index}].type")
+    return parts
+
+
+def _image(part: Mapping[str, Any], place: str) -> str:
+    """Return the base64 of an image in a data URL."""
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    head, comma, body = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise RequestError("An image is sent as a data URL: `data:image/png;base64,...`.", param=place)
+    return _base64(body, "image", place)
+
+
+def _audio(part: Mapping[str, Any], place: str) -> str:
+    """Return the base64 of audio. LiteRT-LM finds out its format by itself."""
+    audio = part.get("input_audio")
+    body = audio.get("data") if isinstance(audio, dict) else None
+    if not isinstance(body, str) or not body:
+        raise RequestError("Audio is sent as base64 in `data`.", param=place)
+    return _base64(body, "audio", place)
+
+
+def _base64(body: str, what: str, place: str) -> str:
+    """Return the text. Raises RequestError if it is no base64; `what` names it there."""
+    try:
+        base64.b64decode(body, validate=True)
+    except binascii.Error as error:
+        raise RequestError(f"The {what} is not base64: {error}.", param=place) from None
+    return body
+
+
+def _result(content: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a tool's result: the value if the text is JSON, else the text."""
+    text = "\n".join(part["text"] for part in content)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _call(call: Any, place: str) -> Object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError("A call has a `function` with a `name`.", param=place)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"The arguments are not JSON: {error}.", param=f"{place}.function.arguments") from None
+    if not isinstance(arguments, dict):
+        raise RequestError("The arguments are not a JSON object.", param=f"{place}.function.arguments")
+    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def piece_of(chunk: Mapping[str, Any], calls_before: int, most_calls: int | None = None) -> Piece:
+    """Return a chunk of LiteRT-LM's answer as a piece, without a finish reason; an empty one if the chunk has no text,
+    thought or call. `calls_before`: number of calls in earlier chunks. Calls beyond `most_calls` of the whole answer
+    are dropped; None: no limit."""
+    content = chunk.get("content") or ()
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    calls = tuple(_delta(call, index) for index, call in enumerate(chunk.get("tool_calls") or (), calls_before))
+    calls = calls if most_calls is None else calls[: max(0, most_calls - calls_before)]
+    return Piece(text, thought="".join((chunk.get("channels") or {}).values()), tool_calls=calls)
+
+
+def _delta(call: Mapping[str, Any], index: int) -> Object:
+    function = call.get("function", call)
+    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {
+        "index": index,
+        "id": call_id(),
+        "type": "function",
+        "function": {"name": function.get("name", ""), "arguments": arguments},
+    }
+
+
+def answer_of(pieces: Iterable[Piece]) -> Object:
+    """Return the message that an answer's pieces make, in the form in which `messages_for` writes it when a client
+    sends it back: to recognise that a request continues the conversation. Thoughts are left out."""
+    pieces = [*pieces]
+    text = "".join(piece.text for piece in pieces)
+    message: Object = {"role": "assistant", "content": [{"type": "text", "text": text}] if text else []}
+    if calls := [call for piece in pieces for call in piece.tool_calls]:
+        message["tool_calls"] = [_call(call, "") for call in calls]
+    return message
+
+
+@dataclass(slots=True)
+class HeldConversation:
+    """A conversation of `litert_lm` whose last answer is complete, with the messages that its cache holds and what a
+    request must have in common with it to continue it. The holder closes `conversation`."""
+
+    conversation: Any
+    key: str
+    """Sampling, tools and template variables, which must be the same in a request that continues it."""
+    messages: list[dict[str, Any]]
+    """All messages so far, the last answer included."""
+
+    def is_continued_by(self, key: str, earlier: list[dict[str, Any]]) -> bool:
+        """Return whether a request with this key, whose last message follows `earlier`, continues the conversation."""
+        return self.key == key and self.messages == earlier
+
+
+class HeldConversations:
+    """Conversations of `litert_lm` kept for later requests: one per session, of at most `capacity` sessions, and that
+    of the last request without a session. Closes each conversation that it drops. Not thread-safe."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: maximum number of sessions; 0: none is kept."""
+        self._capacity = capacity
+        self._sessions: OrderedDict[str, HeldConversation] = OrderedDict()
+        self._last_plain: HeldConversation | None = None
+
+    def take(self, session_id: str | None, key: str, earlier: list[dict[str, Any]]) -> Any:
+        """Return and remove the session's conversation, if the request continues it; the caller then owns it. Else
+        close and remove it, if there is one, and return None.
+
+        `key` and `earlier` are those of the request, as in `HeldConversation`. `session_id` None: the request belongs
+        to no session.
+        """
+        if session_id is None:
+            held, self._last_plain = self._last_plain, None
+        else:
+            held = self._sessions.pop(session_id, None)
+        if held is None or held.is_continued_by(key, earlier):
+            return None if held is None else held.conversation
+        held.conversation.close()
+        return None
+
+    def make_room(self, session_id: str | None) -> None:
+        """Close the conversations of the sessions that were used longest ago, until there is room for another session.
+        Call before a conversation is created for `session_id`, which holds none. None: the request has no session, and
+        nothing is done."""
+        while session_id is not None and self._sessions and len(self._sessions) >= self._capacity:
+            self._sessions.popitem(last=False)[1].conversation.close()
+
+    def keep(self, session_id: str | None, held: HeldConversation) -> None:
+        """Keep a conversation whose answer is complete, for the next request of the session `session_id`; None: for the
+        next request without a session. It takes the place of that session's earlier conversation, which `take` has
+        removed. If the capacity is 0, a session's conversation is closed at once. Call `make_room` before the
+        conversation is created: nothing is dropped here."""
+        if session_id is None:
+            self._last_plain = held
+        elif self._capacity:
+            self._sessions[session_id] = held
+        else:
+            held.conversation.close()
+
+    def drop_all(self) -> bool:
+        """Close and drop all conversations, to free memory for another. Return whether there were any."""
+        held = [*self._sessions.values(), *([] if self._last_plain is None else [self._last_plain])]
+        self._sessions.clear()
+        self._last_plain = None
+        for each in held:
+            each.conversation.close()
+        return bool(held)
+
 
 MAGIC: Final = b"LITERTLM"
 BACKENDS: Final = ("cpu", "gpu")
@@ -47,7 +253,6 @@ TOO_LONG: Final = ("Input token ids are too long", "input length exceeds availab
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add LiteRT-LM's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the .litertlm file")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="where it computes")
     parser.add_argument(
@@ -61,19 +266,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def create(args: Namespace) -> LiteRTLM:
-    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
-    return LiteRTLM(args)
-
-
 class LiteRTLM(PartialEngine):
     """The engine `litert_lm`: serves chats of one model by a `litert_lm.Engine`, one at a time. A request that
     continues the conversation of its session, or without a session that of the request before, sends its last message
     alone, because the cache holds the rest."""
 
     slots = 1
-    context_length: int | None = None
-    cache_types: tuple[str, str] | None = None
     apis: frozenset[Api] = frozenset({"chat"})
 
     def __init__(self, args: Namespace) -> None:
@@ -160,7 +358,7 @@ class LiteRTLM(PartialEngine):
         take, and with `context_length_exceeded`. Raises JobCancelledError while iterating, once the job is cancelled.
         """
         self._check_request(request)
-        messages = litert_messages.messages_for(
+        messages = messages_for(
             request.messages,
             images=self._args.vision_backend is not None,
             audio=self._args.audio_backend is not None,
@@ -192,7 +390,7 @@ class LiteRTLM(PartialEngine):
             )
             # The cache holds thoughts, which the template would leave out, and lacks the end of a cut answer.
             if is_complete and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
-                held = HeldConversation(conversation, key, [*messages, litert_messages.answer_of(pieces)])
+                held = HeldConversation(conversation, key, [*messages, answer_of(pieces)])
                 self._held.keep(session_id, held)
                 is_held = True
         finally:
@@ -209,7 +407,7 @@ class LiteRTLM(PartialEngine):
             if not texts:
                 job.count_prompt_tokens(before + conversation.get_benchmark_info().last_prefill_token_count)
             job.check_cancelled()
-            piece = litert_messages.piece_of(chunk, calls, 1 if request.parallel_tool_calls is False else None)
+            piece = piece_of(chunk, calls, 1 if request.parallel_tool_calls is False else None)
             texts.append(piece.text + piece.thought)
             has_thoughts = has_thoughts or bool(piece.thought)
             job.count_token()
@@ -329,6 +527,9 @@ class LiteRTLM(PartialEngine):
             if request.tool_choice not in (None, "auto"):
                 message = "LiteRT-LM cannot be made to call a tool: leave `tool_choice` out."
                 raise RequestError(message, code="tools_unsupported", param="tool_choice")
+
+
+create = LiteRTLM
 
 
 def _conversation_error(error: RuntimeError) -> RequestError:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from worker.engine import Api, Job
+from worker.engine import Api, Job, PartialEngine
 from worker.errors import LoadError
-from worker.hf.embedding_tokenizer import EmbeddingTokenizer, count_positions, find_tokenizer, load_tokenizer
-from worker.partial_engine import PartialEngine
+from worker.hf.folder import EmbeddingTokenizer, count_positions, find_tokenizer, load_tokenizer
 from worker.preflight import check_file
 
 POOLINGS: Final = ("mean", "cls")
@@ -38,7 +37,6 @@ TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add ONNX Runtime's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the ONNX file")
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="default: what lies beside the model")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a text that count")
@@ -47,18 +45,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads; 0: one for each core")
 
 
-def create(args: Namespace) -> Onnx:
-    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
-    return Onnx(args)
-
-
 class Onnx(PartialEngine):
     """The engine `onnx`: serves embeddings of one model by an ONNX Runtime session on the CPU, one request at a time.
     The texts of a request are computed in padded batches."""
 
     slots = 1
-    context_length: int | None = None
-    cache_types: tuple[str, str] | None = None
     apis: frozenset[Api] = frozenset({"embeddings"})
 
     def __init__(self, args: Namespace) -> None:
@@ -77,7 +68,7 @@ class Onnx(PartialEngine):
 
     def load_model(self) -> None:
         """Load the tokenizer and the model file. Raises LoadError if a package or the tokenizer is missing, or the file
-        is not an embedding model. See `Engine`."""
+        is not an embedding model."""
         args = self._args
         check_file(args.model)
         path = args.tokenizer or find_tokenizer(args.model)
@@ -103,7 +94,7 @@ class Onnx(PartialEngine):
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector for each text, of length 1 unless `--no-normalize` is set. Texts that are too long are cut,
-        without an error. Raises JobCancelledError between batches, once the job is cancelled. See `Engine`."""
+        without an error. Raises JobCancelledError between batches, once the job is cancelled."""
         vectors: list[list[float]] = []
         for begin in range(0, len(texts), WINDOW):
             job.check_cancelled()
@@ -147,6 +138,9 @@ class Onnx(PartialEngine):
         if not self._args.no_normalize:
             vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
         return vectors
+
+
+create = Onnx
 
 
 def plan_batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:

@@ -23,7 +23,6 @@ LOAD_STEPS = 10
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the stub's command line flags to `parser`."""
     parser.add_argument("--text", default=TEXT, help="the answer to everything")
     parser.add_argument("--token-delay-ms", type=float, default=0, metavar="N", help="pause before each token")
     parser.add_argument("--load-s", type=float, default=0, metavar="S", help="how long loading seems to take")
@@ -31,7 +30,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> Stub:
-    """Return the stub that the parsed command line describes, not loaded yet."""
     return Stub(args.text, token_delay_s=args.token_delay_ms / 1000, load_s=args.load_s, fail=args.fail)
 
 
@@ -64,29 +62,24 @@ class Stub:
             raise LoadError(self._fail)
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer the fixed text, whatever the conversation, up to the request's token limit. Raises RequestError if the
-        request offers tools or asks for a grammar, a schema or `ignore_eos`; JobCancelledError while iterating, once
-        the job is cancelled."""
+        """Answer the fixed text, whatever the conversation, up to the request's token limit. Raises RequestError also
+        if the request offers tools."""
         self._check_request(request)
         return self._stream_answer(request, self.count_tokens(request), job)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Answer the fixed text, whatever the prompt, up to the request's token limit. Raises RequestError if the
-        request has several prompts, or asks for a grammar, a schema or `ignore_eos`; JobCancelledError while iterating,
-        once the job is cancelled."""
+        """Answer the fixed text, whatever the prompt, up to the request's token limit."""
         check_unconstrained(request, "The stub")
         prompt = request.text_or_tokens
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Return one vector of length 1 and DIMENSIONS numbers for each text, in order, equal for equal texts. Counts
-        the words as prompt tokens. Raises no RequestError, and goes on if the job is cancelled."""
+        """Return one vector of length 1 and DIMENSIONS numbers for each text, equal for equal texts. Counts the words
+        as prompt tokens."""
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Return the text of these tokens. Raises RequestError with `param` `input` for a number that `tokenize` never
-        returned. See `Engine`."""
         try:
             return b"".join(self.token_texts(tokens)).decode(errors="replace")
         except RequestError as error:
@@ -94,13 +87,12 @@ class Stub:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the numbers of the text's words, counted from 0 in the order in which the stub first saw them. No
-        token is special, so both flags change nothing. Any thread may call it."""
+        token is special, so both flags change nothing."""
         with self._lock:
             return [self._words.setdefault(word, len(self._words)) for word in split_words(text)]
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes of each token's word, in order, with the space before it. Raises RequestError with `param`
-        `tokens` for a number that `tokenize` never returned. Any thread may call it."""
+        """Return the bytes of each token's word, with the space before it."""
         with self._lock:
             words = [*self._words]
         if unknown_ids := [token for token in tokens if not 0 <= token < len(words)]:
@@ -113,7 +105,7 @@ class Stub:
         return "\n".join(text for message in request.messages for text in texts_of(message.content))
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of words in the conversation, without roles. Never raises."""
+        """Return the number of words in the conversation, without roles."""
         return count_words(self.render_prompt(request))
 
     def _check_request(self, request: ChatRequest) -> None:

@@ -1,3 +1,1 @@
-"""What engines with Hugging Face model folders share: `vocabulary`, chat templates (`prompts`), and all of `engine` but
-the computing.
-"""
+"""What engines with Hugging Face model folders share: `folder` reads the folder, `engine` is all but the computing."""

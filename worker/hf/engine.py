@@ -1,24 +1,100 @@
-"""The base of engines whose models have a Hugging Face tokenizer: all but the computation itself."""
+"""What engines on Hugging Face's tokenizers share: prompts, and answers token by token."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Generator, Mapping
+from datetime import datetime
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from worker.engine import Api, FinishReason, Job, Piece, call_id
-from worker.errors import RequestError
-from worker.hf.folder import HFFolder
-from worker.hf.vocabulary import HFVocabulary
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from worker.engine import Api, FinishReason, Job, PartialEngine, Piece, call_id
+from worker.errors import LoadError, RequestError
+from worker.hf.folder import HFFolder, HFVocabulary
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
 from worker.text import tool_calls
+from worker.text.answer_text import TokenReader
 from worker.text.grammars import check_unconstrained
-from worker.text.prompt_form import check_tools, separate_calls, separate_reasoning, shown_texts
-from worker.text.token_reader import TokenReader
+from worker.text.prompt_form import (
+    Forms,
+    PromptedEngine,
+    TemplateForm,
+    check_tools,
+    separate_calls,
+    separate_reasoning,
+    shown_texts,
+)
 
-if TYPE_CHECKING:
-    from worker.hf.prompts import HFForms
+
+class _Generation(Extension):
+    """Jinja's tag `{% generation %}`, which marks the model's own words for training. A prompt contains them like any
+    others."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class HFForms(Forms):
+    """The chat templates of a folder, compiled: one, and for requests with tools a second one where the folder has it.
+
+    Creating it raises LoadError for a template with a wrong syntax, and if `prompt_format` is given where there is no
+    template. A folder without templates is no error.
+    """
+
+    def __init__(self, folder: HFFolder, vocabulary: HFVocabulary, prompt_format: str | None) -> None:
+        forms = {
+            name: _form(name, template, folder.special_tokens, vocabulary, prompt_format)
+            for name, template in folder.templates.items()
+        }
+        form = forms.get("default")
+        super().__init__(form, forms.get("tool_use", form))
+        if form is None and prompt_format is not None:
+            raise LoadError(f"--prompt-format {prompt_format}: there is no chat template in {folder.path}")
+
+
+def _form(
+    name: str, template: str, tokens: Mapping[str, str], vocabulary: HFVocabulary, prompt_format: str | None
+) -> TemplateForm:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: f"{datetime.now():{form}}"}  # noqa: DTZ005 - the host's day is meant
+    try:
+        compiled_template = environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise LoadError(f"the chat template {name} cannot be used: {error}") from None
+
+    def render(**template_variables: Any) -> str:
+        return compiled_template.render({**tokens, **template_variables, "add_generation_prompt": True})
+
+    return TemplateForm(render, (jinja2.TemplateError,), vocabulary, template, prompt_format)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes `<` as \u003c for HTML; models were not trained on that.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
 
 NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {
@@ -47,7 +123,7 @@ BOUNDS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = MappingProxyT
 nonsense."""
 
 
-class HFEngine:
+class HFEngine(PromptedEngine, PartialEngine):
     """The base of engines with a Hugging Face model folder: implements `Engine` for one model, except `load_model`,
     `generate_tokens` and `slots`, which a subclass defines. `load_model` must call `open_folder`. Embeddings are
     refused."""
@@ -57,19 +133,15 @@ class HFEngine:
     sampling_fields: ClassVar[Collection[str]]
     """The fields of `NEUTRAL` that the engine supports."""
     apis: frozenset[Api] = frozenset({"chat", "completions", "tokens", "prompts"})
-    context_length: int | None = None
-    cache_types: tuple[str, str] | None = None
     vocabulary: HFVocabulary
-    _forms: HFForms
 
     def open_folder(self, folder: HFFolder, prompt_format: str | None) -> None:
         """Read the tokenizer and the chat templates, and set `vocabulary`. `load_model` of a subclass calls it. Blocks.
         `prompt_format`: what `--prompt-format` names; None: found out by the template. Raises LoadError if a file
         cannot be used, and ImportError if `tokenizers` or `jinja2` is missing."""
-        from worker.hf.prompts import HFForms
 
         self.vocabulary = HFVocabulary(folder)
-        self._forms = HFForms(folder, self.vocabulary, prompt_format)
+        self.forms = HFForms(folder, self.vocabulary, prompt_format)
 
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
@@ -83,15 +155,10 @@ class HFEngine:
         raise NotImplementedError
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer a conversation by the folder's chat template: return an iterator of pieces, whose last one has a
-        finish reason. The caller exhausts or closes it. See `Engine.stream_chat`.
-
-        Raises RequestError, from the call or before the first piece: the folder has no template, or the template takes
-        no such conversation or no tools; the request asks for a schema, a grammar, a forced tool call or unsupported
-        sampling; or, with `context_length_exceeded`, the prompt does not fit. Raises JobCancelledError while iterating,
-        once the job is cancelled.
-        """
-        form = self._forms.choose_form(request)
+        """Answer a conversation by the folder's chat template. Raises RequestError, beside what `Engine.stream_chat`
+        says, if the folder has no template, or the request asks for a schema, a grammar, a forced tool call or
+        unsupported sampling."""
+        form = self.forms.choose_form(request)
         check_unconstrained(request, self.name)
         if tool_calls.forced_tools(request):
             message = f"{self.name} cannot be made to call a tool: leave `tool_choice` at `auto`."
@@ -103,49 +170,10 @@ class HFEngine:
         return separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue a prompt, a text or token ids, as it is, without a template: return an iterator of pieces, whose
-        last one has a finish reason. The caller exhausts or closes it. See `Engine.stream_completion`.
-
-        Raises RequestError, from the call or before the first piece: the prompt is empty, is several texts, or has an
-        unknown token; the request asks for a schema, a grammar or unsupported sampling; or, with
-        `context_length_exceeded`, the prompt does not fit. Raises JobCancelledError while iterating, once the job is
-        cancelled.
-        """
+        """Continue a prompt as it is, without a template. Raises RequestError, beside what `Engine.stream_completion`
+        says, for a schema, a grammar or unsupported sampling."""
         check_unconstrained(request, self.name)
-        prompt = request.text_or_tokens
-        tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
-        self.vocabulary.check_tokens(tokens, "prompt")
-        if not tokens:
-            raise RequestError("`prompt` is empty, and this model has no token to begin with.", param="prompt")
-        return self._stream_answer(tokens, request, job, ())
-
-    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Raise RequestError `not_supported`: these engines make no embeddings."""
-        raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
-
-    def join_tokens(self, tokens: list[int]) -> str:
-        """Raise RequestError `not_supported`: these engines make no embeddings."""
-        raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. Raises nothing once the model is loaded. `add_special` adds the tokens that a
-        prompt starts or ends with. `parse_special` reads names of special tokens as these tokens, not as text."""
-        return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes that each token stands for, in order, also of special tokens. Raises RequestError with
-        `param` `tokens` if there is no such token."""
-        return self.vocabulary.token_texts(tokens)
-
-    def render_prompt(self, request: ChatRequest) -> str:
-        """Return the text of a conversation's prompt, which is not answered. Raises RequestError if the folder has no
-        chat template, or the template takes no such conversation."""
-        return self._forms.choose_form(request).render_prompt(request).text
-
-    def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a conversation's prompt, which may be more than fit the context. Raises
-        RequestError if the folder has no chat template, or the template takes no such conversation."""
-        return len(self._forms.choose_form(request).render_prompt(request).tokens)
+        return self._stream_answer(self.read_prompt(request), request, job, ())
 
     def _stream_answer(
         self, tokens: list[int], request: GenerationRequest, job: Job, shown_tokens: Collection[int]

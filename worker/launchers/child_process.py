@@ -1,22 +1,42 @@
-"""Runs a forked child, explains its end, and makes sure that neither it nor its own children outlive the launcher."""
+"""What launchers share: their arguments, and the process that they start and end with."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+from worker.errors import LoadError, PortTakenError
+
+T = TypeVar("T")
+
+
+class RaisingParser(argparse.ArgumentParser):
+    """A parser without `--help` and abbreviations that raises ValueError for a wrong command line; argparse's own
+    prints its usage and ends the process, also with `exit_on_error=False`, where an argument is missing."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError with `message`, argparse's description of what is wrong with the command line."""
+        raise ValueError(message)
+
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BLOCKED = (*_STOP_SIGNALS, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,34 @@ class Ending:
     """The first error in its log; None if there was none."""
     code: int | None = None
     """Its exit code; None if a signal killed it. The code is 1 unless the child raised SystemExit."""
+
+    def explain(self, name: str, doing: str, cause: str) -> str:
+        """Return one plain line about an end that nobody asked for. `doing`: what `name` did then; `cause`: more about
+        it, for an end other than by SIGKILL."""
+        if self.signal == signal.SIGKILL:
+            return f"{name} was killed while {doing}: probably out of memory"
+        crashed = "ended" if self.signal is None else f"crashed ({self.signal.name})"
+        return f"{name} {crashed} while {doing}{cause}"
+
+
+def run_launcher(prepare: Callable[[], T], host: Callable[[T], tuple[int, str | None]]) -> int:
+    """Run a launcher, and return the worker's exit code. `prepare` checks what is known before the start, and may raise
+    LoadError (code 1), ValueError for a wrong command line (2) and PortTakenError (3). `host` gets what it returns,
+    hosts the server until its end, and returns the code and the last line for stderr; None: nothing needs saying."""
+    line: str | None
+    try:
+        prepared = prepare()
+    except LoadError as error:
+        code, line = 1, str(error)
+    except PortTakenError as error:
+        code, line = 3, str(error)
+    except ValueError as error:
+        code, line = 2, str(error)
+    else:
+        code, line = host(prepared)
+    if line:
+        sys.stderr.write(f"{line}\n")
+    return code
 
 
 def supervise(
@@ -81,11 +129,20 @@ def supervise(
     for number in _STOP_SIGNALS:
         signal.signal(number, stop)
     signal.signal(signal.SIGCHLD, child_changed)
+    # Python calls a handler between two steps of its own. A signal that comes just before a system call that blocks
+    # would wait for the end of that, so nothing here blocks but a poll that each signal ends.
+    wake_read, wake_write = os.pipe()
+    for descriptor in (wake_read, wake_write):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     os.close(log_write)
     os.close(ready_write)
-    first_error = _relay_log(log_read, error_in, is_relayed)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    first_error = _relay_log(_read_lines(log_read, wake_read), error_in, is_relayed)
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        _wait_for_any(wake_read)
+        os.read(wake_read, _READ_BYTES)
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, status = os.waitpid(pid, 0)
     was_ready = bool(os.read(ready_read, 1))
@@ -137,17 +194,47 @@ def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoRe
         os._exit(code)
 
 
-def _relay_log(log: int, find_error: Callable[[str], str | None], is_relayed: Callable[[str], bool]) -> str | None:
-    first_error = None
-    with os.fdopen(log, "rb") as lines:
+def _wait_for_any(*descriptors: int) -> set[int]:
+    """Return those of the descriptors that can be read, or are at their end. Blocks until there are any."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll()}
+
+
+def _read_lines(log: int, wake: int) -> Iterator[bytes]:
+    """Yield the lines of a log as they come, the last one perhaps without its end, and close it. What comes from `wake`
+    is dropped."""
+    rest = b""
+    while True:
+        readable = _wait_for_any(log, wake)
+        if wake in readable:
+            os.read(wake, _READ_BYTES)
+        if log not in readable:
+            continue
+        data = os.read(log, _READ_BYTES)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            # A process may die in the middle of a line; the next line must not join it.
-            full_line = line if line.endswith(b"\n") else line + b"\n"
-            text = line.decode(errors="replace")
-            if is_relayed(text):
-                with contextlib.suppress(OSError):  # the engine must outlive the reader of its log
-                    sys.stderr.buffer.write(full_line)
-                    sys.stderr.flush()
-            if first_error is None:
-                first_error = find_error(text)
+            yield line + b"\n"
+    os.close(log)
+    if rest:
+        yield rest
+
+
+def _relay_log(
+    lines: Iterable[bytes], find_error: Callable[[str], str | None], is_relayed: Callable[[str], bool]
+) -> str | None:
+    first_error = None
+    for line in lines:
+        # A process may die in the middle of a line; the next line must not join it.
+        full_line = line if line.endswith(b"\n") else line + b"\n"
+        text = line.decode(errors="replace")
+        if is_relayed(text):
+            with contextlib.suppress(OSError):  # the engine must outlive the reader of its log
+                sys.stderr.buffer.write(full_line)
+                sys.stderr.flush()
+        if first_error is None:
+            first_error = find_error(text)
     return first_error

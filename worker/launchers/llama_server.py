@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.errors import LoadError, PortTakenError
-from worker.launchers.child_process import Ending, supervise
+from worker.errors import LoadError
+from worker.launchers.child_process import Ending, run_launcher, supervise
 from worker.launchers.llama_server_flags import (
     DEVICES,
     INSTEAD,
@@ -49,18 +49,16 @@ def run(arguments: Sequence[str]) -> int:
     """Host llama.cpp's server with these flags until a signal or its end, and return the worker's exit code: 0 after a
     signal, 2 for wrong flags, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why.
     Blocks. Call once, in the main thread."""
-    try:
+
+    def prepare() -> Sequence[Setting]:
         settings = parse_flags(arguments, os.environ)
         check_preflight(settings)
-    except UsageError as error:
-        return _fail(2, str(error))
-    except LoadError as error:
-        return _fail(1, str(error))
-    except PortTakenError as error:
-        return _fail(3, str(error))
-    ending = supervise(lambda ready: _host(settings, ready), first_error)
-    code, line = explain_ending(ending, settings)
-    return _fail(code, line) if line else code
+        return settings
+
+    return run_launcher(
+        prepare,
+        lambda settings: explain_ending(supervise(lambda ready: _host(settings, ready), first_error), settings),
+    )
 
 
 def check_preflight(settings: Sequence[Setting]) -> None:
@@ -102,11 +100,7 @@ def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, st
     if _BIND_FAILED in cause:
         return 3, f"port {value_of(settings, 'port')} is taken{cause}"
     doing = "serving" if ending.was_ready else f"loading {value_of(settings, 'model.path')}"
-    if ending.signal == signal.SIGKILL:
-        return 1, f"llama-server was killed while {doing}: probably out of memory"
-    if ending.signal is not None:
-        return 1, f"llama-server crashed ({ending.signal.name}) while {doing}{cause}"
-    return 1, f"llama-server ended while {doing}{cause}"
+    return 1, ending.explain("llama-server", doing, cause)
 
 
 def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, Any]]) -> None:
@@ -182,8 +176,3 @@ def _flush_log(xllamacpp: Any) -> None:
         log.restype = ctypes.c_void_p
         flush.argtypes = [ctypes.c_void_p]
         flush(log())
-
-
-def _fail(code: int, line: str) -> int:
-    sys.stderr.write(f"{line}\n")
-    return code

@@ -14,7 +14,7 @@ from typing import Final
 from worker.preflight import KV_CACHE_TYPES, port_number
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """A command line that the embedded server does not take. The message names the flag and says what to do. The worker
     exits with code 2."""
 

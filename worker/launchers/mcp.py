@@ -26,17 +26,15 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import LoadError, PortTakenError
-from worker.launchers.argument_parser import RaisingParser
-from worker.launchers.child_process import Ending, supervise
-from worker.preflight import open_listener, port_number
+from worker.errors import LoadError
+from worker.launchers.child_process import Ending, RaisingParser, run_launcher, supervise
+from worker.preflight import open_listener, port_number, read_token
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.server import Server
     from starlette.types import Receive, Scope, Send
 
-TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
 MARKS = ("ROUNDHOUSE_INSTANCE", "ROUNDHOUSE_REPLICA", "ROUNDHOUSE_START")
 """Variables by which the controller finds the processes of a replica. They hold no secret."""
 LOCALE = ("LANG", "LANGUAGE", "TZ")
@@ -67,35 +65,25 @@ def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal or its end, and return the worker's exit code: 0 after a signal, 2 for a wrong
     command line, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why. Blocks. Call
     once, in the main thread."""
-    try:
+
+    def prepare() -> tuple[Options, str | None, socket.socket]:
         options = parse_arguments(arguments)
-        token = _read_token()
-        listener = open_listener(options.host, options.port)
-    except LoadError as error:
-        return _fail(1, str(error))
-    except PortTakenError as error:
-        return _fail(3, str(error))
-    except ValueError as error:
-        return _fail(2, str(error))
-    ending = supervise(
-        lambda ready: _host(options, listener, token, ready),
-        find_error,
-        # The last line says the same.
-        is_relayed=lambda line: find_error(line) is None,
-    )
-    code, line = explain_ending(ending, options)
-    return _fail(code, line) if line else code
+        token = read_token()
+        if importlib.util.find_spec("mcp") is None:
+            raise LoadError("No module named 'mcp': install the extra `mcp`")
+        return options, token, open_listener(options.host, options.port)
 
+    def host(prepared: tuple[Options, str | None, socket.socket]) -> tuple[int, str | None]:
+        options, token, listener = prepared
+        ending = supervise(
+            lambda ready: _host(options, listener, token, ready),
+            find_error,
+            # The last line says the same.
+            is_relayed=lambda line: find_error(line) is None,
+        )
+        return explain_ending(ending, options)
 
-def _read_token() -> str | None:
-    """Return the replica's token; None: none is required. Raises LoadError for an empty one, and without the package
-    `mcp`."""
-    token = os.environ.get(TOKEN_ENV)
-    if token == "":
-        raise LoadError(f"{TOKEN_ENV} is set and empty: set a token, or unset it to serve without one")
-    if importlib.util.find_spec("mcp") is None:
-        raise LoadError("No module named 'mcp': install the extra `mcp`")
-    return token
+    return run_launcher(prepare, host)
 
 
 def parse_arguments(arguments: Sequence[str]) -> Options:
@@ -324,8 +312,3 @@ def _make_server(name: str, client: Client) -> Server[Any]:
     info = client.server_info
     version = info.version if info is not None else ""
     return Server(name, version=version, instructions=client.instructions, **handlers)
-
-
-def _fail(code: int, line: str) -> int:
-    sys.stderr.write(f"{line}\n")
-    return code

@@ -16,9 +16,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker.errors import LoadError, PortTakenError
-from worker.launchers.argument_parser import RaisingParser
-from worker.launchers.child_process import Ending, die_with_parent, kill_descendants, supervise
+from worker.errors import LoadError
+from worker.launchers.child_process import (
+    Ending,
+    RaisingParser,
+    die_with_parent,
+    kill_descendants,
+    run_launcher,
+    supervise,
+)
 from worker.preflight import open_listener, port_number
 
 AT_ONCE = signal.SIGUSR2
@@ -38,20 +44,15 @@ def run(arguments: Sequence[str]) -> int:
     """Host vLLM's server with these arguments of `vllm serve` until a signal or its end, and return the worker's exit
     code: 0 after a signal, 2 for wrong arguments, 3 for a taken port, else 1. For a code other than 0, the last line on
     stderr says why. Blocks. Call once, in the main thread."""
-    try:
-        check_preflight(arguments)
-    except LoadError as error:
-        return _fail(1, str(error))
-    except PortTakenError as error:
-        return _fail(3, str(error))
-    except ValueError as error:
-        return _fail(2, str(error))
     log = Log()
-    ending = supervise(
-        lambda ready: _host(arguments), log.find_error, lambda: signal.SIGTERM if log.has_served else AT_ONCE
-    )
-    code, line = explain_ending(ending, has_served=log.has_served)
-    return _fail(code, line) if line else code
+
+    def host(_: None) -> tuple[int, str | None]:
+        ending = supervise(
+            lambda ready: _host(arguments), log.find_error, lambda: signal.SIGTERM if log.has_served else AT_ONCE
+        )
+        return explain_ending(ending, has_served=log.has_served)
+
+    return run_launcher(lambda: check_preflight(arguments), host)
 
 
 def check_preflight(arguments: Sequence[str]) -> None:
@@ -81,11 +82,7 @@ def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error else ""
     doing = "serving" if has_served else "loading"
-    if ending.signal == signal.SIGKILL:
-        return 1, f"vLLM was killed while {doing}: probably out of memory"
-    if ending.signal is not None:
-        return 1, f"vLLM crashed ({ending.signal.name}) while {doing}{cause}"
-    return 2 if ending.code == 2 else 1, f"vLLM ended while {doing}{cause}"
+    return 2 if ending.code == 2 else 1, ending.explain("vLLM", doing, cause)
 
 
 class Log:
@@ -115,8 +112,3 @@ def _host(arguments: Sequence[str]) -> None:
 def _end_at_once(signum: int, frame: object) -> None:
     kill_descendants(os.getpid())
     os._exit(1)
-
-
-def _fail(code: int, line: str) -> int:
-    sys.stderr.write(f"{line}\n")
-    return code

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from worker.errors import RequestError
 from worker.schema import GenerationRequest
-from worker.text.reasoning import Marks
+from worker.text.answer_text import Marks
 
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 MOST_REPETITIONS: Final = 2000

@@ -104,12 +104,9 @@ class ChatShape(_Envelope):
     `Shape`."""
 
     def opening_event(self) -> Object | None:
-        """Return the chunk that states the role, with empty content. Never None."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Return a chunk with the piece's text, thoughts and tool calls in `delta`, and its finish reason, null if
-        there is none."""
         delta = _thought(piece.thought)
         if piece.text:
             delta["content"] = piece.text
@@ -118,12 +115,10 @@ class ChatShape(_Envelope):
         return self._chunk(delta, piece.finish_reason, piece.stop_reason)
 
     def counts_event(self, job: Job) -> Object:
-        """Return the last chunk, which holds token counts and no choice. See `Shape`."""
         return {**self.wrap("chat.completion.chunk", []), "usage": usage_object(job)}
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the `chat.completion` object with one message. Its content is null if there are tool calls and no
-        text. See `Shape`."""
+        """Return the `chat.completion` object. Its content is null if there are tool calls and no text."""
         message: Object = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
         message |= _thought("".join(piece.thought for piece in pieces))
         calls = merge_tool_calls(delta for piece in pieces for delta in piece.tool_calls)
@@ -140,23 +135,19 @@ class ChatShape(_Envelope):
 @dataclass(frozen=True, slots=True)
 class CompletionShape(_Envelope):
     """Writes the answers of `/v1/completions`: `text_completion` objects, for streams too. Thoughts and tool calls are
-    left out. See `Shape`."""
+    left out."""
 
     def opening_event(self) -> Object | None:
-        """Return None always: a stream starts with the first text."""
         return None
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Return a chunk with the piece's text and its finish reason, null if there is none."""
         choice = _text_choice(piece.text, piece.finish_reason, piece.stop_reason)
         return self.wrap("text_completion", [choice])
 
     def counts_event(self, job: Job) -> Object:
-        """Return the last chunk, which holds token counts and no choice. See `Shape`."""
         return {**self.wrap("text_completion", []), "usage": usage_object(job)}
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the `text_completion` object with one choice. See `Shape`."""
         text = "".join(piece.text for piece in pieces)
         return {**self.wrap("text_completion", [_text_choice(text, *_end_of(pieces))]), "usage": usage_object(job)}
 

@@ -1,4 +1,4 @@
-"""Reads tool calls from the text of an answer; each family of models writes them in its own way. Pure."""
+"""Calls of tools in what a model writes, in the forms of its family. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,111 @@ from typing import Any, Final
 from worker.engine import Piece
 from worker.errors import RequestError
 from worker.schema import ChatRequest, NamedTool
-from worker.text.gemma_calls import gemma_call
-from worker.text.stop_strings import StopStringFinder
+from worker.text.answer_text import SpaceTrimmer, StopStringFinder
+
+QUOTE: Final = '<|"|>'
+_HEAD: Final = re.compile(r"call:([^{\s]+)(?=\{)")
+_KEY: Final = re.compile(r"\s*([^:{}\[\],]+?)\s*:")
+_BARE: Final = re.compile(r"[^,{}\[\]]+")
+_SPACE: Final = re.compile(r"\s*")
+DEPTH: Final = 64
+"""Maximum nesting that is read."""
+
+
+def gemma_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of a call in Gemma 4's markup, which must be the whole text, without blanks in
+    front. A value without quotes is read as JSON, else as text. Raises ValueError if the text is no such call, or is
+    nested deeper than DEPTH."""
+    head = _HEAD.match(text)
+    if head is None:
+        raise ValueError("no `call:name{`")
+    reader = _ValueReader(text, head.end())
+    arguments = reader.read_value()
+    reader.check_end()
+    return head[1], arguments
+
+
+class _ValueReader:
+    """Reads values of a text from a position on."""
+
+    def __init__(self, text: str, position: int) -> None:
+        self._text = text
+        self._at = position
+        self._depth = 0
+
+    def read_value(self) -> Any:
+        self._skip_space()
+        if self._take_mark(QUOTE):
+            return self._read_quoted()
+        if self._take_mark("{"):
+            return self._read_nested("}", {}, self._read_member)
+        if self._take_mark("["):
+            return self._read_nested("]", [], lambda items: items.append(self.read_value()))
+        match = _BARE.match(self._text, self._at)
+        if match is None:
+            raise ValueError(f"no value at {self._at}")
+        self._at = match.end()
+        try:
+            return json.loads(match[0], parse_constant=str)
+        except ValueError:
+            return match[0].strip()
+
+    def check_end(self) -> None:
+        self._skip_space()
+        if self._at != len(self._text):
+            raise ValueError(f"more at {self._at}")
+
+    def _read_nested(self, closing_mark: str, container: Any, read_member: Any) -> Any:
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise ValueError("too deep")
+        self._skip_space()
+        if not self._take_mark(closing_mark):
+            read_member(container)
+            while self._has_more(closing_mark):
+                read_member(container)
+        self._depth -= 1
+        return container
+
+    def _has_more(self, closing_mark: str) -> bool:
+        self._skip_space()
+        if self._take_mark(closing_mark):
+            return False
+        if not self._take_mark(","):
+            raise ValueError(f"no `,` or `{closing_mark}` at {self._at}")
+        return True
+
+    def _read_member(self, members: dict[str, Any]) -> None:
+        self._skip_space()
+        if self._take_mark(QUOTE):
+            key = self._read_quoted()
+            self._skip_space()
+            if not self._take_mark(":"):
+                raise ValueError(f"no `:` at {self._at}")
+        else:
+            match = _KEY.match(self._text, self._at)
+            if match is None:
+                raise ValueError(f"no key at {self._at}")
+            key, self._at = match[1], match.end()
+        members[key] = self.read_value()
+
+    def _read_quoted(self) -> str:
+        end = self._text.find(QUOTE, self._at)
+        if end < 0:
+            raise ValueError("a text is not closed")
+        text, self._at = self._text[self._at : end], end + len(QUOTE)
+        return text
+
+    def _take_mark(self, mark: str) -> bool:
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._at += len(mark)
+        return True
+
+    def _skip_space(self) -> None:
+        space = _SPACE.match(self._text, self._at)
+        self._at = space.end() if space else self._at
+
 
 Call = tuple[str, Any]
 """A tool's name and its arguments."""
@@ -136,9 +239,7 @@ class _CallReader:
         self._end = StopStringFinder(markup.end or markup.begin)
         self._body: list[str] | None = None
         """Parts of the call that is being read; None outside of calls."""
-        self._gap = ""
-        """White space that belongs to the text only if more text follows."""
-        self._is_after_call = False
+        self._text = SpaceTrimmer(is_start=False)
         self.count = 0
 
     def feed_text(self, text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -147,7 +248,7 @@ class _CallReader:
         while text and not self.is_full:
             if self._body is None:
                 before, mark, text = self._begin.feed_text(text)
-                plain_text += self._trim_text(before)
+                plain_text += self._text.trim_text(before)
                 if mark is not None:
                     self._body = []
             else:
@@ -167,10 +268,10 @@ class _CallReader:
         """Return the held text and the last calls. Call once, after the last text. A call may lack its end mark."""
         calls: list[dict[str, Any]] = []
         if self._body is None:
-            plain_text = self._trim_text(self._begin.flush_text())
+            plain_text = self._text.trim_text(self._begin.flush_text())
         else:
             plain_text = self._read_call("".join(self._body) + self._end.flush_text(), "", calls)
-        return plain_text if self.count else plain_text + self._gap, calls
+        return plain_text if self.count else plain_text + self._text.held, calls
 
     def _read_call(self, body: str, end: str, calls: list[dict[str, Any]]) -> str:
         try:
@@ -178,22 +279,13 @@ class _CallReader:
                 (name, encode_arguments(arguments)) for name, arguments in self._markup.read_calls(body, self._schemas)
             ]
         except (ValueError, RecursionError):
-            return self._trim_text(self._markup.begin + body + (end if self._markup.end else ""))
-        self._gap, self._is_after_call = "", True
+            return self._text.trim_text(self._markup.begin + body + (end if self._markup.end else ""))
+        self._text.held, self._text.is_start = "", True
         for name, arguments in parsed_calls[: self._most]:
             function = {"name": name, "arguments": arguments}
             calls.append({"index": self.count, "id": self._new_id(), "type": "function", "function": function})
             self.count += 1
         return ""
-
-    def _trim_text(self, text: str) -> str:
-        text = self._gap + text
-        trimmed_text = text.rstrip()
-        self._gap = text[len(trimmed_text) :]
-        if self._is_after_call:
-            trimmed_text = trimmed_text.lstrip()
-            self._is_after_call = not trimmed_text
-        return trimmed_text
 
 
 def split_calls(

@@ -1,3 +1,3 @@
 """Replicas as containers of one Docker daemon. `runtime` implements `Runtime`, `container_spec` builds the body of a
-container's creation, `labels` identify this instance's containers, `gpus` reads GPUs through a probe container.
+container's creation and has the labels that identify this instance's, `gpus` reads GPUs through a probe container.
 """

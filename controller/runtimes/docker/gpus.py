@@ -11,15 +11,19 @@ from typing import Any, Final
 import docker
 from docker.errors import APIError
 
-from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, refused_error_of
-from controller.runtimes.docker.container_spec import bounded_log, hardened_host_config
+from controller.runtimes.docker.container_spec import (
+    PROBE_ROLE,
+    bounded_log,
+    hardened_host_config,
+    is_own,
+    own_labels,
+    phase_of,
+)
 from controller.runtimes.docker.containers import Inspected, create_container, inspect_container, labels_of
-from controller.runtimes.docker.error_messages import no_gpu_support
-from controller.runtimes.docker.inspect import phase_of
-from controller.runtimes.docker.labels import PROBE_ROLE, is_own, own_labels
+from controller.runtimes.docker.start_problems import no_gpu_support
 from controller.runtimes.nvml import Reading
-from controller.state import Phase
+from controller.state import Gpu, GpuDriver, Phase, UnreadGpu
 
 INTERVAL_S: Final = 2
 """Seconds between two readings of the probe."""
@@ -47,12 +51,9 @@ log = logging.getLogger(__name__)
 
 class GpuProbe:
     """Reads the host's GPUs: keeps a probe container running, named `rh-<instance>-gpu-probe`, which prints a reading
-    every 2 s (`INTERVAL_S`), and reads the last line of its log.
-
-    The container starts at the first `read_gpus`, which first removes one that an earlier controller left, and runs
-    until `close`. `image` must have `command`, `devices` are Docker's DeviceRequests, and `clock` returns seconds of a
-    monotonic clock.
-    """
+    every 2 s (`INTERVAL_S`), and reads the last line of its log. The container starts at the first `read_gpus`, which
+    first removes one that an earlier controller left, and runs until `close`. `image` must have `command`, `devices`
+    are Docker's DeviceRequests, and `clock` returns seconds of a monotonic clock."""
 
     def __init__(
         self,
@@ -232,10 +233,8 @@ class GpuProbe:
 
 
 def count_unreadable(count: int, reading: Reading, *, is_new: bool) -> int:
-    """Return the number of consecutive failed readings up to and including `reading`; 0 if it did not fail.
-
-    `count` is the number before it. `is_new` False means that the reading was already counted.
-    """
+    """Return the number of consecutive failed readings up to and including `reading`; 0 if it did not fail. `count` is
+    the number before it. `is_new` False means that the reading was already counted."""
     if reading.gpus is not None:
         return 0
     return count + 1 if is_new else count

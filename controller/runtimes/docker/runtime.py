@@ -11,17 +11,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import docker
 
+from contract.desired import Definition
+from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
+from controller.artifacts.read import locate_path
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch
-from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.base import (
     RENDER_ERRORS,
     LogPart,
@@ -30,42 +33,64 @@ from controller.runtimes.base import (
     SeenReplica,
     StartError,
     StartRequest,
+    is_replica_name,
     no_command_error,
 )
-from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
-from controller.runtimes.docker.client import Daemon, DaemonRefusedError, copy_detached
-from controller.runtimes.docker.container_spec import HostContext, container_config, models_targets, render_context
+from controller.runtimes.docker.client import (
+    Daemon,
+    DaemonRefusedError,
+    DockerSetupError,
+    EventWatch,
+    Surroundings,
+    copy_detached,
+    ensure_networks,
+    inspect_surroundings,
+    remove_networks,
+)
+from controller.runtimes.docker.container_spec import (
+    REPLICA_ROLE,
+    ROLE,
+    UNPRIVILEGED,
+    FileEntry,
+    HostContext,
+    UnreadableLabelsError,
+    UserIdentity,
+    choose_identity,
+    container_config,
+    is_own,
+    models_targets,
+    own_filter,
+    phase_of,
+    render_context,
+    seen_replica,
+)
 from controller.runtimes.docker.containers import (
+    ExitTails,
     Inspected,
+    build_command,
+    container_host_mib,
     find_replica,
+    image_environment,
+    image_id,
+    is_built_here,
     labels_of,
     own_containers,
+    pids_of,
+    pull_image,
+    read_ended_part,
+    read_log,
+    read_log_part,
     remove_container,
     start_replica,
+    stop_container,
 )
-from controller.runtimes.docker.driver_requirements import find_driver_problem
-from controller.runtimes.docker.error_messages import start_error
-from controller.runtimes.docker.events import EventWatch
 from controller.runtimes.docker.gpus import GpuProbe
-from controller.runtimes.docker.images import build_command, image_environment, image_id, is_built_here, pull_image
-from controller.runtimes.docker.inspect import phase_of, seen_replica
-from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
-from controller.runtimes.docker.loader_variables import find_loader_problem
-from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
-from controller.runtimes.docker.memory import container_host_mib, pids_of
-from controller.runtimes.docker.network import ensure_networks, remove_networks
-from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, inspect_surroundings
-from controller.runtimes.docker.stop import stop_container
-from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
-from controller.runtimes.ended_logs import EndedLogs
-from controller.runtimes.engine_paths import Mounts, find_broken_link, find_engine_paths, mount_roots
-from controller.runtimes.gpu_owners import GpuOwners
-from controller.runtimes.logs import plain_tail
-from controller.runtimes.model_files import check_model
-from controller.runtimes.naming import is_replica_name
+from controller.runtimes.docker.start_problems import find_driver_problem, find_loader_problem, start_error
+from controller.runtimes.gpus import GpuOwners, describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
+from controller.runtimes.logs import EndedLogs, plain_tail
+from controller.runtimes.model_files import Mounts, check_model, find_broken_link, find_engine_paths, mount_roots
 from controller.runtimes.nvml import NvmlReader
-from controller.schema.desired import Definition
-from controller.state import HOST, Phase, PreflightResult
+from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
 
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 
@@ -76,38 +101,36 @@ ACT_TIMEOUT_S: Final = 120
 driver does not stay loaded."""
 CLOSE_S: Final = 5.0
 """Seconds that the cleanup on closing may take."""
+_LOOKED_AT: Final = 10_000
+"""Files of one model whose owners are checked at most."""
 
 log = logging.getLogger(__name__)
 
 
-async def open_docker(
-    *,
-    instance: str,
-    models: ModelRoots,
-    state: Path,
-    images: Mapping[str, str],
-    engines_network: str,
-    log_mib: int = 16,
-    docker_url: str | None = None,
-) -> DockerRuntime:
-    """Create a Docker runtime, and check that its daemon answers. The caller must close the runtime.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DockerOptions:
+    """Where and for whom a Docker runtime keeps engines."""
 
-    `models` and `state` are the models folders and the state folder, `images` the default images by kind
-    (`llama-server`, `worker`, `controller`), `engines_network` names the network that engines join, `log_mib` bounds
-    the kept output of each engine in MiB. `docker_url` None: DOCKER_HOST, else the default socket.
+    instance: str
+    """Id of this installation."""
+    models: ModelRoots
+    state: Path
+    """The state folder, in which the ends of logs are kept."""
+    images: Mapping[str, str]
+    """Default images by kind: `llama-server`, `worker` and `controller`."""
+    engines_network: str
+    """Name of the network that engines join."""
+    log_mib: int = 16
+    """MiB of each engine's output that are kept."""
+    docker_url: str | None = None
+    """Address of the daemon; None: DOCKER_HOST, else the default socket."""
 
-    Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could not
-    be reached or not be given the models. Nothing is left open then.
-    """
-    runtime = DockerRuntime(
-        instance=instance,
-        models=models,
-        state=state,
-        images=images,
-        engines_network=engines_network,
-        log_mib=log_mib,
-        docker_url=docker_url,
-    )
+
+async def open_docker(options: DockerOptions) -> DockerRuntime:
+    """Create a Docker runtime, and check that its daemon answers. The caller must close the runtime. Raises
+    RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could not be
+    reached or not be given the models. Nothing is left open then."""
+    runtime = DockerRuntime(options)
     try:
         await runtime.get_surroundings()
     except BaseException:
@@ -123,45 +146,25 @@ class DockerRuntime:
 
     kind = "docker"
 
-    def __init__(
-        self,
-        *,
-        instance: str,
-        models: ModelRoots,
-        state: Path,
-        images: Mapping[str, str],
-        engines_network: str,
-        log_mib: int = 16,
-        docker_url: str | None = None,
-        nvml: NvmlReader | None = None,
-    ) -> None:
-        """Create a runtime; it connects to the daemon at the first call.
-
-        Args:
-            models: The models folders.
-            state: The state folder, in which the ends of logs are kept.
-            images: Default images by kind: `llama-server`, `worker` and `controller`.
-            engines_network: Name of the network that engines join.
-            log_mib: MiB of each engine's output that are kept.
-            docker_url: Address of the daemon; None: DOCKER_HOST, else the default socket.
-            nvml: Reads GPUs; None: the NVML library of this process.
-        """
+    def __init__(self, options: DockerOptions, nvml: NvmlReader | None = None) -> None:
+        """It connects to the daemon at the first call. `nvml`: reads GPUs; None: the NVML library of this process."""
+        instance, images = options.instance, options.images
         self._instance = instance
-        self._roots = models.absolute()
+        self._roots = options.models.absolute()
         self._images = images
-        self._network = engines_network
+        self._network = options.engines_network
         self._network_lock = asyncio.Lock()
-        self._log_mib = log_mib
+        self._log_mib = options.log_mib
         # Reads must not wait for starts, which may take long: each kind has its own threads.
-        self._read_daemon = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
-        self._write_daemon = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
+        self._read_daemon = Daemon(options.docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
+        self._write_daemon = Daemon(options.docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
         self._nvml = nvml or NvmlReader()
         self._probe = GpuProbe(self._write_daemon, instance, images.get("controller", "roundhouse/controller:latest"))
         self._is_wsl2 = is_wsl2(os.uname().release, has_dxg=Path("/dev/dxg").exists())
         self._uses_probe = False
         self._owners = GpuOwners(self._processes)
         self._tails = ExitTails()
-        self._ended_logs = EndedLogs(state / "logs" / "ended")
+        self._ended_logs = EndedLogs(options.state / "logs" / "ended")
         self._watches: set[EventWatch] = set()
         self._pull_stops: set[threading.Event] = set()
         self._unreadable_ids: set[str] = set()
@@ -170,10 +173,8 @@ class DockerRuntime:
 
     async def get_surroundings(self) -> Surroundings:
         """Return how the daemon sees this controller. The daemon is asked once; its answer is cached, an error is not.
-
         Raises RuntimeUnavailableError if the daemon does not answer or refuses, and its subclass DockerSetupError if
-        engines could not be reached or not be given the models.
-        """
+        engines could not be reached or not be given the models."""
         async with self._surroundings_lock:
             if self._surroundings is None:
                 roots, network = self._roots, self._network
@@ -186,7 +187,7 @@ class DockerRuntime:
 
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of this instance, in any phase. Containers with unreadable labels are left out, with one
-        warning each in the log. Raises RuntimeUnavailableError if the daemon does not answer or refuses."""
+        warning each in the log."""
         publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
@@ -212,9 +213,7 @@ class DockerRuntime:
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
-        empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
-        Raises RuntimeUnavailableError if the daemon does not answer or refuses, or a kept log cannot be read."""
+        """See `Runtime`. Raises RuntimeUnavailableError also if a kept log cannot be read."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -226,14 +225,11 @@ class DockerRuntime:
         return plain_tail(data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
+        """See `Runtime`."""
         return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its
-        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log is
-        known. Raises RuntimeUnavailableError if the daemon does not answer or refuses, or a kept log cannot be read.
-        See `controller.runtimes.base.Runtime.read_log_after`."""
+        """See `Runtime`. Raises RuntimeUnavailableError also if a kept log cannot be read."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -245,9 +241,7 @@ class DockerRuntime:
         return part or await asyncio.to_thread(read_ended_part, self._ended_logs, name, cursor, lines)
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """Return what a running replica would be started with now. `image_id` is None if the image is missing. Returns
-        None if the definition yields no command line, or if a claimed GPU cannot be read. Raises
-        RuntimeUnavailableError if the daemon does not answer or refuses."""
+        """See `Runtime`. `image_id` of the result is None if the image is missing."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, replica.id.index, definition, image, gpus)
@@ -286,9 +280,7 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Return the MiB of main memory that a replica's container holds, including mapped model files. None if the
-        container does not run, or if the daemon does not report it. Raises RuntimeUnavailableError if the daemon does
-        not answer or refuses."""
+        """See `Runtime`. None also if the daemon does not report it."""
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)
@@ -297,18 +289,15 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     def get_gpu_error(self) -> str | None:
-        """Return why the last `read_gpus` found no GPU or failed, as a sentence; None if it found GPUs, or was never
-        called."""
+        """See `Runtime`."""
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, it is not known, or
-        `read_gpus` was never called."""
+        """See `Runtime`."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty:
-        there are none, or `read_gpus` was never called."""
+        """See `Runtime`."""
         return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
@@ -371,11 +360,9 @@ class DockerRuntime:
 
     async def pull_image(self, image: str) -> None:
         """Pull an image, without a time limit. Raises StartError with the registry's own reason,
-        RuntimeUnavailableError if the daemon does not answer.
-
-        If the call is cancelled or the runtime is closed, the pull ends at its next progress message; after `close`,
-        this call may return without an error although the image is missing.
-        """
+        RuntimeUnavailableError if the daemon does not answer. If the call is cancelled or the runtime is closed, the
+        pull ends at its next progress message; after `close`, this call may return without an error although the image
+        is missing."""
         stop_event = threading.Event()
         self._pull_stops.add(stop_event)
         try:
@@ -439,20 +426,15 @@ class DockerRuntime:
         return mount_roots(self._roots, models_targets(len(self._roots.folders)))
 
     def _present_models(self, surroundings: Surroundings) -> list[Mapping[str, Any] | None]:
-        """Return the mounts of the models folders, with None for folders that are missing.
-
-        So a missing disk does not prevent starts of models on other disks. The first folder is always included.
-        """
+        """Return the mounts of the models folders, with None for folders that are missing. So a missing disk does not
+        prevent starts of models on other disks. The first folder is always included."""
         folders = zip(self._roots.folders, surroundings.models, strict=True)
         return [mount if folder == self._roots.first or folder.is_dir() else None for folder, mount in folders]
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica and remove its container, with which its whole process tree ends. The container gets its
         image's stop signal, SIGKILL after `grace_s` seconds. The end of its log is kept. Does nothing if there is no
-        such replica.
-
-        Raises RuntimeUnavailableError if the container does not end, or if the daemon refuses.
-        """
+        such replica. Raises RuntimeUnavailableError if the container does not end, or if the daemon refuses."""
         container = await self._find(name)
         if container is None:
             return
@@ -500,3 +482,45 @@ class DockerRuntime:
 
 def _is_replica(container: Inspected, instance: str) -> bool:
     return is_own(labels_of(container), instance, REPLICA_ROLE)
+
+
+def entries_to_read(roots: ModelRoots, paths: Iterable[str]) -> list[FileEntry]:
+    """Return all that must be readable to load these model paths: the files, all below them, and the parent folders.
+    The files come before their parent folders, so that `choose_identity` prefers their owner. Files that do not exist
+    or cannot be looked at are left out; the preflight reports them. Of a model's folder, at most 10,000 files are
+    looked at. Blocks."""
+    root_folders = roots.resolve().folders
+    model_entries: dict[Path, FileEntry] = {}
+    folder_entries: dict[Path, FileEntry] = {}
+    for path in paths:
+        try:
+            declared = locate_path(roots, path).path
+            target = declared.resolve()
+        except (ArtifactError, OSError, RuntimeError):
+            continue
+        files = [target, *islice(_below(target), _LOOKED_AT)]
+        for each in files:
+            _add_entry(each, model_entries)
+        # To follow a link, a process must be able to enter the folders on both sides of it.
+        ends = [Path(os.path.realpath(each)) for each in files if each.is_symlink()]
+        folders = (folder for end in (target, declared, *ends) for folder in end.parents)
+        for folder in dict.fromkeys(folders):
+            if any(folder.is_relative_to(root) for root in root_folders):
+                _add_entry(folder, folder_entries)
+    if not folder_entries:
+        _add_entry(root_folders[0], folder_entries)
+    return [*model_entries.values(), *folder_entries.values()]
+
+
+def _below(target: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(target):
+        for name in (*folders, *files):
+            yield Path(folder, name)
+
+
+def _add_entry(path: Path, entries: dict[Path, FileEntry]) -> None:
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    entries[path] = FileEntry(status.st_uid, status.st_gid, status.st_mode)

@@ -13,10 +13,11 @@ from typing import BinaryIO
 
 from common.atomic_write import write_atomic
 from controller.runtimes.base import LogPart
-from controller.runtimes.ended_logs import KEPT_BYTES, EndedLogs
 from controller.runtimes.logs import (
+    KEPT_BYTES,
     PART_BYTES,
     TAIL_LINES,
+    EndedLogs,
     LogMark,
     ended_log_part,
     last_lines,
@@ -76,10 +77,8 @@ class ProcessLogs:
 
     def open_log(self, name: str) -> int:
         """Open and lock the log of a new engine. Return a file descriptor for its stdout and stderr, which the caller
-        must close once the engine has it. An existing file is appended to. Blocks.
-
-        Raises BlockingIOError if a process still has the log open as its output, and OSError if it cannot be opened.
-        """
+        must close once the engine has it. An existing file is appended to. Blocks. Raises BlockingIOError if a process
+        still has the log open as its output, and OSError if it cannot be opened."""
         fd = os.open(self.log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,12 +101,9 @@ class ProcessLogs:
 
     def bound_log(self, name: str) -> None:
         """Cut a log that is longer than the limit: copy its last part, half of the limit, beside it, and empty it.
-        Blocks.
-
-        Lost are lines that are written during the copy, and what an earlier cut put beside the log. A log that is
-        missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied all
-        the same, with a warning. Raises OSError if the log cannot be read or emptied.
-        """
+        Blocks. Lost are lines that are written during the copy, and what an earlier cut put beside the log. A log that
+        is missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied
+        all the same, with a warning. Raises OSError if the log cannot be read or emptied."""
         path = self.log_path(name)
         try:
             if path.stat().st_size <= self._limit_bytes:

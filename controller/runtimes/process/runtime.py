@@ -12,43 +12,95 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+import psutil
+
+from contract.desired import Definition
 from controller.artifacts.model_roots import ModelRoots
-from controller.gpus import Gpu, GpuDriver, UnreadGpu
-from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
-from controller.runtimes.gpu_owners import GpuOwners
+from controller.runtimes.base import (
+    LogPart,
+    Rendered,
+    RuntimeUnavailableError,
+    SeenReplica,
+    StartError,
+    StartRequest,
+    is_replica_name,
+)
+from controller.runtimes.gpus import GpuOwners
 from controller.runtimes.logs import EXIT_LINES
-from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
-from controller.runtimes.process.exit_watch import POLL_S, ExitWatch
-from controller.runtimes.process.groups import ReplicaMark, end_processes, find_leader, group_members
-from controller.runtimes.process.launch import Launcher
+from controller.runtimes.process.groups import (
+    POLL_S,
+    ExitWatch,
+    Process,
+    ReplicaMark,
+    boot_id,
+    end_processes,
+    find_leader,
+    group_members,
+    is_alive,
+    read_stat,
+)
+from controller.runtimes.process.launch import (
+    Child,
+    HostCommands,
+    Launcher,
+    Records,
+    ReplicaRecord,
+    find_executables,
+    keep_copy,
+    read_copies,
+)
 from controller.runtimes.process.logs import ProcessLogs
-from controller.runtimes.process.memory import process_host_mib
-from controller.runtimes.process.records import Records, ReplicaRecord, keep_copy, read_copies
-from controller.runtimes.process.spawn import Child
-from controller.runtimes.process.stat import Process, boot_id, is_alive
-from controller.schema.desired import Definition
-from controller.state import Exit, Phase, PreflightResult
+from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
+
+log = logging.getLogger(__name__)
+
+
+_MIB = 2**20
+
+
+def process_host_mib(processes: Iterable[Process]) -> int | None:
+    """Return the MiB of main memory that the processes hold together, including mapped model files. None if none of the
+    processes can be read; never 0. Memory that they share counts once (PSS). But the result is at least the memory
+    (RSS) of the largest process: PSS counts a model file only in part if another replica has mapped it too, and the
+    replica needs all of it once the other one is gone. Blocks."""
+    pss_bytes, largest_rss = 0, 0
+    for process in processes:
+        rss, pss = _held_bytes(process)
+        pss_bytes, largest_rss = pss_bytes + pss, max(largest_rss, rss)
+    return -(-max(pss_bytes, largest_rss) // _MIB) or None
+
+
+def _held_bytes(process: Process) -> tuple[int, int]:
+    """Return RSS and PSS in bytes; zeros if the process has ended or may not be read."""
+    try:
+        ps_process = psutil.Process(process.pid)
+        try:
+            memory = ps_process.memory_full_info()
+            rss, pss = memory.rss, memory.pss
+        except psutil.AccessDenied:
+            rss = pss = ps_process.memory_info().rss
+    except (psutil.Error, OSError):
+        return 0, 0
+    stat = read_stat(process.pid)
+    return (rss, pss) if stat is not None and stat.process == process else (0, 0)
+
 
 UNSEEN_S: Final = 10.0
 """Seconds for which the child of an interrupted start may hold its log without being recognized. It is not recognized
 between fork and exec, which takes moments."""
 
-log = logging.getLogger(__name__)
-
 
 class ProcessRuntime:
     """Starts, lists and stops replicas as processes of this host. Its methods promise what those of
-    `controller.runtimes.base.Runtime` do; every coroutine method but `close` may raise RuntimeUnavailableError.
-
-    Use one object in one event loop only, and one controller per state folder. Call `close` at the end; engines go on.
-    """
+    `controller.runtimes.base.Runtime` do; every coroutine method but `close` may raise RuntimeUnavailableError. Use one
+    object in one event loop only, and one controller per state folder. Call `close` at the end; engines go on."""
 
     kind = "process"
 
@@ -89,11 +141,8 @@ class ProcessRuntime:
             self._records,
             self._logs,
             self._nvml,
-            work=self._work_dir,
-            cache=state / "cache",
-            roots=models.absolute(),
-            host=host,
-            python=python,
+            self._work_dir,
+            HostCommands(models.absolute(), state / "cache", host, find_executables(python)),
         )
         self._children: dict[str, Child] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -106,12 +155,9 @@ class ProcessRuntime:
 
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of this instance, in any phase. Also cut logs that are too long, and write records anew
-        that were deleted while their engines run.
-
-        If an engine has ended and left children behind, begin to end these. Until they are gone the replica counts as
-        running, since they hold its memory. Raises RuntimeUnavailableError if a record or a log cannot be read, or too
-        many files are open.
-        """
+        that were deleted while their engines run. If an engine has ended and left children behind, begin to end these.
+        Until they are gone the replica counts as running, since they hold its memory. Raises RuntimeUnavailableError if
+        a record or a log cannot be read, or too many files are open."""
         with _state_errors():
             observations = await asyncio.to_thread(self._observe_records)
             watch = self._get_exit_watch()
@@ -183,23 +229,17 @@ class ProcessRuntime:
         return ReplicaMark(record.start_id, self._work_dir / record.name, self._logs.log_path(record.name), leader)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last `lines` log lines as one text (see `plain_tail`), also those of a removed replica;
-        empty if there are none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked.
-        Raises RuntimeUnavailableError if the log cannot be read."""
+        """See `Runtime`. Raises RuntimeUnavailableError if the log cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none.
-        Raises RuntimeUnavailableError if the state folder cannot be read."""
+        """See `Runtime`. Raises RuntimeUnavailableError if the state folder cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its log or,
-        once the replica is removed, from its kept log. None: not a replica name of this instance, or no log is
-        known. Raises RuntimeUnavailableError if a record or a log cannot be read. See
-        `controller.runtimes.base.Runtime.read_log_after`."""
+        """See `Runtime`. Raises RuntimeUnavailableError if a record or a log cannot be read."""
         if not is_replica_name(self._instance, name):
             return None
         with _state_errors():
@@ -223,8 +263,7 @@ class ProcessRuntime:
             return await asyncio.to_thread(render)
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs in PCI order, with the replicas to which their processes belong. Empty: there is none,
-        or no driver. None: unknown, since the driver fails or no GPU can be read now."""
+        """See `Runtime`. Raises nothing."""
         return await self._owners.name_owners(await asyncio.to_thread(self._nvml.read_gpus))
 
     async def _list_processes(self) -> dict[str, builtins.list[int]]:
@@ -250,18 +289,15 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     def get_gpu_error(self) -> str | None:
-        """Return why the last `read_gpus` found no GPU or failed, as a sentence; None if it found GPUs, or was never
-        called."""
+        """See `Runtime`."""
         return self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, it is not known, or
-        `read_gpus` was never called."""
+        """See `Runtime`."""
         return self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty:
-        there are none, or `read_gpus` was never called."""
+        """See `Runtime`."""
         return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
@@ -311,11 +347,8 @@ class ProcessRuntime:
 
     async def start_replica(self, request: StartRequest) -> None:
         """Start an engine, in a session of its own, and return once its process runs. Does nothing if there is a record
-        of that name. If the caller is cancelled, the start is finished all the same.
-
-        Raises StartError if the start fails, with nothing of it left, and RuntimeUnavailableError if a record cannot be
-        read.
-        """
+        of that name. If the caller is cancelled, the start is finished all the same. Raises StartError if the start
+        fails, with nothing of it left, and RuntimeUnavailableError if a record cannot be read."""
 
         async def work() -> None:
             async with self._lock_of(request.name):
@@ -343,12 +376,9 @@ class ProcessRuntime:
 
     async def remove_replica(self, name: str) -> None:
         """Remove a replica that has ended or was never started, and kill the processes that its engine left behind,
-        which takes as long as they take to end. The end of its log is kept. Does nothing if there is no record of
-        that name. A replica whose engine runs is left as it is, with a warning in the log.
-
-        Raises RuntimeUnavailableError if a process belongs to another user or a file cannot be deleted, and ValueError
-        for a name of another instance.
-        """
+        which takes as long as they take to end. The end of its log is kept. Does nothing if there is no record of that
+        name. A replica whose engine runs is left as it is, with a warning in the log. Raises RuntimeUnavailableError if
+        a process belongs to another user or a file cannot be deleted, and ValueError for a name of another instance."""
         with _state_errors():
             async with self._lock_of(name):
                 record = await asyncio.to_thread(self._records.read_record, name)

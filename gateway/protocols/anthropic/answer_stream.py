@@ -72,34 +72,28 @@ class MessagesWriter:
         self._is_refused = False
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """Return the `message_start` event. Its usage has the prompt's counts, or zeros where `tokens` is None; output
-        tokens follow in `message_delta`."""
+        """Return the `message_start` event. Output tokens follow in `message_delta`."""
         usage: Fields = {"input_tokens": 0, "output_tokens": 0}
         if tokens is not None:
             usage = _usage(Tokens(prompt=tokens.prompt, cached=tokens.cached))
         return encode_event("message_start", {"message": self._message(answer_id, [], None, None, usage)})
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """Return events that add text to the open text block or to a new one. Empty while an incomplete tool call makes
-        the text wait. `logprobs` are dropped."""
         opening_events = b"" if self._kind == "text" else self._open_or_queue("text", text)
         return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
     def write_reasoning(self, text: str) -> bytes:
-        """Return events that add thoughts to the open thinking block or to a new one. Empty while an incomplete tool
-        call makes them wait."""
         opening_events = b"" if self._kind == "thinking" else self._open_or_queue("thinking", text)
         return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
     def write_refusal(self, text: str) -> bytes:
-        """Return the events of `write_text` for the refusal, and make `refusal` the stop reason of the message."""
+        """Return the refusal as text; it makes `refusal` the stop reason of the message."""
         self._is_refused = True
         return self.write_text(text, None)
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """Return events that start a tool call or add to its arguments, and those of waiting blocks once it is
-        complete. Empty while the call waits for an earlier one that is incomplete. Arguments for a call whose block has
-        ended are dropped. See `AnswerWriter`."""
+        """Return the events of the call, and of the blocks that waited for its end. Arguments for a call whose block
+        has ended are dropped."""
         call = self._calls.get(index)
         out = b""
         if call is None:
@@ -117,8 +111,7 @@ class MessagesWriter:
         return out + self._release_blocks() if self._waiting and call.is_whole else out
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the events that send waiting blocks, stop the open block and end the message with `message_stop`. If
-        `tokens` is None, the counts are 0, because Anthropic's form requires them."""
+        """Return the last events. Anthropic's form requires counts: they are 0 where `tokens` is None."""
         delta = {"stop_reason": self._stop_reason(finish, stop_sequence), "stop_sequence": stop_sequence}
         delta_event = encode_event("message_delta", {"delta": delta, "usage": _usage(tokens)})
         return b"".join(
@@ -126,8 +119,7 @@ class MessagesWriter:
         )
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return an `error` event in Anthropic's form. `error` is as in `AnswerWriter.fail_answer`. Blocks that wait
-        are not sent, and the open block is not stopped."""
+        """Return an `error` event. Blocks that wait are not sent, and the open block is not stopped."""
         return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
     def build_answer(self, answer: Answer) -> Fields:

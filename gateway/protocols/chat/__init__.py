@@ -1,3 +1,1 @@
-"""OpenAI's chat completions, and completions of engines that serve these. `engine_request` adapts a request to the
-model's engine. Pure.
-"""
+"""OpenAI's chat completions, and completions of engines that serve these. Pure."""

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
-from gateway.protocols.chat.llama_server import BACKEND
+from contract.routing import ModelRoute
 from gateway.protocols.common import bodies
+from gateway.protocols.common.bodies import LLAMA_SERVER
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.dialect import EventStream, Usage
+from gateway.protocols.common.dialect import EventStream, WrappedStream, count_of
 from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.common.sse import EventCutter, data_of, split_events
+from gateway.protocols.common.streams import EventCutter, data_of, split_events
 
 FIELD: Final = "return_progress"
 """Request field that makes llama-server send these events."""
@@ -26,8 +25,7 @@ _MARK: Final = b'"prompt_progress"'
 
 
 class PromptProgress(NamedTuple):
-    """Prefill of one request, in tokens of its prompt: all (`total`), those that the engine had in its cache
-    (`cached`), and those that are computed, cached ones included (`processed`)."""
+    """Prefill of one request, in tokens of its prompt."""
 
     total: int
     cached: int = 0
@@ -43,7 +41,7 @@ class PromptProgress(NamedTuple):
 
 def tells_progress(api: str, route: ModelRoute) -> bool:
     """Return whether the model's engine reports prefill progress on its API at the path `api`."""
-    return route.backend == BACKEND and api in _APIS
+    return route.backend == LLAMA_SERVER and api in _APIS
 
 
 def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
@@ -59,7 +57,7 @@ def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
     return bodies.with_field(request, FIELD, value=True)
 
 
-class PromptProgressStream(EventCutter):
+class PromptProgressStream(EventCutter, WrappedStream):
     """An `EventStream` that reads the prefill progress out of llama-server's events, and passes the events on to
     another stream. One instance serves one answer."""
 
@@ -76,34 +74,17 @@ class PromptProgressStream(EventCutter):
         self._prompts: dict[int, PromptProgress] = {}
         """Latest progress by index of the answer; more than one for several prompts or answers."""
 
-    @property
-    def usage(self) -> Usage | None:
-        """Token counts that the other stream has reported so far; None: none yet."""
-        return self._events.usage
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the other stream ended as the API family demands, or with an error."""
-        return self._events.is_complete
-
     def feed_data(self, chunk: bytes) -> bytes:
-        """Report the progress in the events that `chunk` completes, pass these events on, and return what the other
-        stream makes of them. Raises EventTooLongError if an event is too long. See `dialect.EventStream`."""
+        """Report the progress, pass the events on, and return what the other stream makes of them."""
         events = self._cut_events(chunk)
         if _MARK in events:
             events = b"".join(map(self._read_event, split_events(events)))
         return self._events.feed_data(events) if events else b""
 
     def finish_stream(self) -> bytes:
-        """Pass on the bytes of an event that was not whole, end the other stream, and return what it makes of them. See
-        `dialect.EventStream`."""
         held_bytes, self._held = self._held, b""
         passed_events = self._events.feed_data(held_bytes) if held_bytes else b""
         return passed_events + self._events.finish_stream()
-
-    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return the other stream's last events for `error`. See `dialect.EventStream`."""
-        return self._events.fail_stream(error, request_id)
 
     def _read_event(self, event: bytes) -> bytes:
         """Note the progress that an event tells, and return what to pass on."""
@@ -125,11 +106,7 @@ def read_progress(fields: Fields) -> PromptProgress | None:
     if not isinstance(told, dict):
         return None
     total, cached, processed = (told.get(name) for name in ("total", "cache", "processed"))
-    return PromptProgress(_count(total), _count(cached), _count(processed))
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return PromptProgress(count_of(total), count_of(cached), count_of(processed))
 
 
 def _index_of(fields: Fields) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.protocols.common.event_reader import EventCollector, Fields
-from gateway.protocols.common.usage import UsageTally
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.dialect import UsageTally
+from gateway.protocols.common.streams import EventCollector
 
 _STREAMS_ONLY = ("prompt_progress", "obfuscation")
 """Fields that streams have and blocking answers have not."""
@@ -35,9 +36,6 @@ class OpenAICollector(EventCollector):
         return answer_id if isinstance(answer_id, str) and answer_id else None
 
     def _take_event(self, fields: Fields) -> None:
-        if fields.get("error") is not None:
-            self._take_error(fields["error"])
-            return
         choices = fields.pop("choices", None)
         usage = fields.pop("usage", None)
         self._top.update(fields)
@@ -62,7 +60,7 @@ class OpenAICollector(EventCollector):
             self._ended_last = index
 
     def _build_answer(self) -> Any:
-        if not self._is_done:
+        if not self.is_done:
             return None
         top = {name: value for name, value in self._top.items() if name not in _STREAMS_ONLY}
         if self._is_chat:

@@ -1,29 +1,233 @@
-"""Checks a request against the model's capabilities: thinking, tools, structured output, modalities, turns. Pure.
+"""Checks a request against the model: thinking, tools, structured output, modalities, turns, addresses of media, and
+the length of the prompt. Pure.
 
 Every request passes through here, so for text this costs one look at each message. A field of unexpected shape passes;
 the engine refuses it.
+
+Engines fetch addresses that a request names: llama-server and vLLM follow any `http:` address from where they run, also
+one of the host's own network that the client cannot reach. So the gateway refuses addresses of a model that does not
+declare `media_urls`, and lets data pass: a `data:` URL, or base64 alone.
+
+The count of a prompt's tokens is a lower bound, never an estimate: the engine would refuse whatever is refused here. It
+covers user messages alone, because templates drop thoughts and may ignore tools and system messages. It measures bytes
+of text without white space, because templates trim messages and special tokens absorb white space. One token of the
+model's vocabulary stands for at most `ModelRoute.longest_token` of these bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
-from controller.schema.admin import Capabilities, Modality, ThinkingMode
-from controller.schema.errors import RoundhouseError
+from contract.admin import Capabilities, Modality, ThinkingMode
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
+from gateway.protocols.common.bodies import CONSTRAINT_FIELDS
 from gateway.protocols.common.conversation import (
     Assistant,
     Audio,
     Image,
     Prompt,
     System,
+    Text,
     ToolChoice,
     ToolResult,
     Turn,
     User,
 )
-from gateway.protocols.common.media_urls import check_media_urls, check_prompt_media_urls, list_inner_parts
-from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
+from gateway.protocols.common.errors import OVERFLOW_CODE, ContextOverflow
+from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.common.request import InferenceRequest
+
+_MEDIA_FIELDS: Final = (
+    *("image_url", "input_image", "image", "input_audio", "audio_url", "audio", "input_video", "video_url", "video"),
+    "source",
+)
+"""Fields of content parts that hold media: the data or address itself, or an object with it (`_INNER_FIELDS`)."""
+_INNER_FIELDS: Final = ("url", "data")
+_WITHOUT_MEDIA: Final = frozenset({"text", "tool_use", "search_result", "thinking", "redacted_thinking"})
+_DATA: Final = re.compile(r"data:.*|(?!http)[a-z0-9+/=_\-]*", re.IGNORECASE | re.DOTALL)
+_LOOKED_AT: Final = 64
+"""Characters at the beginning that tell an address from base64. Python's parser of addresses, which vLLM uses, drops
+white space before and inside an address; base64 has none in its first line, which is not shorter than this."""
+_LEFT_OUT: Final = "\x01"
+"""Where a large body's outline lacks the rest of a text. It has the first 6 characters, unless the client escaped one
+of them, which nobody does in base64."""
+_CERTAIN: Final = 6
+
+
+def check_media_urls(messages: list[Any], model: str) -> None:
+    """Refuse media that are given by an address (`invalid_request`), in messages of any API family that are passed
+    through. A message or part of an unexpected shape is not refused."""
+    for number, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and (place := _find_address(content)) is not None:
+            raise _refusal(f"messages[{number}].content{place}", model)
+
+
+def check_prompt_media_urls(prompt: Prompt, model: str) -> None:
+    """Refuse media that are given by an address (`invalid_request`), in a request that is to be translated."""
+    for turn in prompt.turns:
+        for part in turn.parts if isinstance(turn, User | ToolResult) else ():
+            value = part.url if isinstance(part, Image) else part.data if isinstance(part, Audio) else ""
+            if isinstance(part, Image | Audio) and not _is_data(value):
+                raise _refusal(part.place or turn.place, model)
+
+
+def list_inner_parts(part: Mapping[str, Any]) -> tuple[list[Any], str] | None:
+    """Return the list of parts inside an Anthropic tool result or document, and the path from `part` to that list, such
+    as `.content`; None if `part` is of another type or holds no list."""
+    content, place = part.get("content"), ".content"
+    if part.get("type") == "document":
+        source = part.get("source")
+        content, place = source.get("content") if isinstance(source, dict) else None, ".source.content"
+    elif part.get("type") != "tool_result":
+        return None
+    return (content, place) if isinstance(content, list) else None
+
+
+def _find_address(parts: list[Any]) -> str | None:
+    """Return the place of the first part that holds an address; None: none does."""
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") in _WITHOUT_MEDIA:
+            continue
+        if not all(_is_data(value) for value in _list_values(part)):
+            return f"[{number}]"
+        if (inner := list_inner_parts(part)) is not None and (place := _find_address(inner[0])) is not None:
+            return f"[{number}]{inner[1]}{place}"
+    return None
+
+
+def _list_values(part: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a part that are data or addresses of media."""
+    for name in _MEDIA_FIELDS:
+        value = part.get(name)
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict) and value.get("type") not in ("text", "content"):
+            yield from (inner for field in _INNER_FIELDS if isinstance(inner := value.get(field), str))
+
+
+def _is_data(value: str) -> bool:
+    beginning = value[:_LOOKED_AT]
+    end = beginning.find(_LEFT_OUT)
+    return _DATA.fullmatch(beginning[:end] if end >= _CERTAIN else beginning) is not None
+
+
+def _refusal(place: str, model: str) -> RoundhouseError:
+    message = f"The model {model!r} fetches no addresses: send the data itself, as base64 or as a `data:` URL."
+    return RoundhouseError("invalid_request", message, param=place)
+
+
+_BLOCK: Final = 65_536
+"""Characters measured in one step."""
+_LONGEST_CHARACTER: Final = 4
+"""Maximum bytes of a character in UTF-8."""
+_SPACE_MARK: Final = "\u2581"
+"""SentencePiece's mark for a space. Its vocabularies cannot tell the two apart."""
+_CUTTING: Final = ("truncate_prompt_tokens", "chat_template", "prompt_embeds")
+"""Fields by which vLLM truncates a prompt, renders it by another template, or takes embeddings in place of text."""
+_PLACES: Final = ("messages", "input", "prompt")
+
+
+def check_length(request: InferenceRequest, route: ModelRoute) -> None:
+    """Refuse a request if a prompt in it certainly has more tokens than the model's context.
+
+    Checks nothing if `route.context_length` or `route.longest_token` is not known, or if the request asks the engine to
+    truncate the prompt, replaces the chat template, or gives embeddings as the prompt. Of a conversation, only the
+    user's texts are counted, so a request that passes may still be too long for the engine.
+
+    Raises:
+        RoundhouseError: `context_length_exceeded`; `param` is the field that holds the prompt, such as `messages`. Or
+            `invalid_json`: a long string of a large body is not valid JSON.
+    """
+    limit, longest_token, fields = route.context_length, route.longest_token, request.outline_fields
+    if limit is None or not longest_token or request.size <= limit:
+        return
+    if fields.get("truncation") == "auto" or any(fields.get(name) for name in _CUTTING):
+        return
+    for texts in _list_sequences(request):
+        tokens = texts if isinstance(texts, int) else _count_least_tokens(texts, longest_token, limit, request)
+        if tokens > limit:
+            overflow = ContextOverflow(limit=limit, prompt_tokens=tokens, is_at_least=True)
+            place = next((name for name in _PLACES if name in fields), None)
+            raise RoundhouseError(OVERFLOW_CODE, overflow.describe_for_openai(), param=place)
+
+
+def _list_sequences(request: InferenceRequest) -> Iterator[list[str] | int]:
+    """Yield, for each token sequence that the engine will make of the request, its texts or the number of its
+    tokens."""
+    if request.prompt is not None:
+        yield _texts_of_prompt(request.prompt)
+        return
+    fields = request.outline_fields
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        yield [text for message in messages for text in _texts_of_message(message)]
+        return
+    given = fields.get("prompt", fields.get("input"))
+    yield from _list_given(given, is_inner=False)
+
+
+def _list_given(given: Any, *, is_inner: bool) -> Iterator[list[str] | int]:
+    """Yield the text, or the number of tokens, of each sequence in `given`: a prompt, or an input to embed. It is a
+    text, tokens, or a list of these."""
+    if isinstance(given, str):
+        yield [given]
+    elif isinstance(given, list):
+        if given and all(type(each) is int for each in given):
+            yield len(given)
+        elif not is_inner:
+            for each in given:
+                yield from _list_given(each, is_inner=True)
+
+
+def _texts_of_prompt(prompt: Prompt) -> list[str]:
+    users = (turn for turn in prompt.turns if isinstance(turn, User))
+    return [part.text for turn in users for part in turn.parts if isinstance(part, Text)]
+
+
+def _texts_of_message(message: Any) -> list[str]:
+    """Return the texts of a user message, in the form of chat completions or of Anthropic's messages; none for other
+    roles."""
+    if not isinstance(message, dict) or message.get("role") != "user":
+        return []
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if part.get("type") == "text"]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _count_least_tokens(texts: list[str], longest_token: int, limit: int, request: InferenceRequest) -> int:
+    """Return how many tokens these texts of the request have at least. Counting stops soon after the result exceeds
+    `limit`."""
+    enough = limit * longest_token
+    # JSON needs at least as many bytes for a character as UTF-8.
+    if request.size <= enough or (request.large_body is None and _LONGEST_CHARACTER * sum(map(len, texts)) <= enough):
+        return 0
+    size = 0
+    for block in _list_blocks(texts, request.large_body):
+        size += _measure_block(block)
+        if size > enough:
+            break
+    return -(-size // longest_token)
+
+
+def _list_blocks(texts: list[str], large_body: LargeBody | None) -> Iterator[str]:
+    """Yield the texts in pieces that take little time each."""
+    for text in texts:
+        for piece in (text,) if large_body is None else large_body.split_text(text):
+            yield from (piece[start : start + _BLOCK] for start in range(0, len(piece), _BLOCK))
+
+
+def _measure_block(text: str) -> int:
+    """Return the bytes of a text without white space. Half of a surrogate pair counts nothing, because no engine gets
+    it."""
+    return len("".join(text.split()).replace(_SPACE_MARK, "").encode(errors="ignore"))
+
 
 MODALITY_OF_PART: Final[dict[str, Modality]] = {
     "image_url": "image",
@@ -44,7 +248,7 @@ HOLDS_FORMAT: Final = ("text", "output_config")
 _FORMS: Final = frozenset({*FORMATS, *HOLDS_FORMAT, *CONSTRAINT_FIELDS})
 _MODES: Final = get_args(ThinkingMode)
 _ALL_MODALITIES: Final = frozenset(get_args(Modality))
-_TEXT: Final[tuple[Modality, ...]] = ("text",)
+_TEXT_ALONE: Final[tuple[Modality, ...]] = ("text",)
 _ASKING: Final = frozenset({"user", "tool", "function"})
 """Roles whose messages ask for an answer."""
 
@@ -80,14 +284,9 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
 
 
 def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None:
-    """Refuse a request that is to be translated and asks for what `model` does not support.
-
-    Raises:
-        RoundhouseError: `invalid_request` (media given by an address, which the model does not fetch),
-            `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`, `logprobs_unsupported`,
-            `modality_unsupported` or `multi_turn_unsupported`; its `param` is a field's name, such as `tools`, or for
-            turns, parts and the output format the path in the client's own request, such as `input[1].content[0]`.
-    """
+    """Refuse a request that is to be translated and asks for what `model` does not support. Raises RoundhouseError as
+    `check_capabilities`; its `param` is a field's name, such as `tools`, or for turns, parts and the output format the
+    path in the client's own request, such as `input[1].content[0]`."""
     if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
         raise _no_thinking(prompt.thinking, capabilities, model)
     if prompt.tools:
@@ -168,7 +367,7 @@ def _is_form(value: Any) -> bool:
 
 def _checks_media_urls(capabilities: Capabilities) -> bool:
     """Whether the engine might fetch what a request names, and must not: one that takes nothing but text never does."""
-    return not capabilities.media_urls and capabilities.modalities != _TEXT
+    return not capabilities.media_urls and capabilities.modalities != _TEXT_ALONE
 
 
 def _check_parts(messages: list[Any], capabilities: Capabilities, model: str) -> None:

@@ -24,8 +24,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image by its URL, which may be a `data:` URL. The gateway does not fetch it. `detail`: OpenAI's, unchecked;
-    None: the request gives none."""
+    """An image by its URL, which may be a `data:` URL. The gateway does not fetch it."""
 
     url: str
     detail: str | None = None
@@ -170,8 +169,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A complete answer, read from an engine's blocking chat completion. `stop_sequence` and `tokens` None: the engine
-    reported none. `logprobs` has one object per token, in the form of chat completions."""
+    """A complete answer, read from an engine's blocking chat completion."""
 
     id: str = ""
     """The engine's id of the answer; empty if it gave none."""
@@ -185,7 +183,7 @@ class Answer:
     tokens: Tokens | None = None
     """Token counts; None: the engine reported none."""
     logprobs: tuple[Fields, ...] = ()
-    """Log probabilities of the text's tokens, in the form of chat completions (`choices[].logprobs.content`)."""
+    """An object for each token of the text, in the form of chat completions (`choices[].logprobs.content`)."""
 
 
 class AnswerWriter(Protocol):

@@ -1,7 +1,11 @@
 """Errors in each API family's form: those of Roundhouse and those of engines. Pure.
 
 Our envelope is OpenAI's form, `{"error": {"message", "type", "code", "param"}}`, with further fields
-(`controller/schema/errors.py`). Anthropic's form is `{"type": "error", "error": {...}}`.
+(`contract/errors.py`). Anthropic's form is `{"type": "error", "error": {...}}`.
+
+Clients recognise a prompt that exceeds the context by the error's words alone. OpenAI's clients look for "maximum
+context length is N tokens" (litellm), for the code, also in the message (LangChain), and for "exceeds the context
+window" (LangChain, in streams). Anthropic's look for "prompt is too long: M tokens > N maximum".
 """
 
 from __future__ import annotations
@@ -9,14 +13,159 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from controller.schema.errors import ERROR_CODES, RoundhouseError
-from gateway.protocols.common import context_overflow
-from gateway.protocols.common.addresses import hide_addresses, hide_in_json
+from contract.errors import ERROR_CODES, RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.hiding import hide_addresses, hide_in_json
 from gateway.protocols.common.json_bytes import json_bytes
 
-Fields = dict[str, Any]
+OVERFLOW_CODE: Final = "context_length_exceeded"
+OVERFLOW_STATUS: Final = 400
+"""HTTP status in both families. Anthropic's 413 is for bodies with too many bytes."""
+CACHE_EXHAUSTED: Final = "Context size has been exceeded."
+"""llama-server's message to all running requests once they have filled its KV cache together. It is no overflow: each
+of them may fit when sent again."""
+_LLAMA_SERVERS_TYPE: Final = "exceed_context_size_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOverflow:
+    """What an engine reported about a prompt that exceeds the model's context. Writes the error message for clients of
+    each API family."""
+
+    limit: int | None = None
+    """Length of the context in tokens; None: not reported."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompt; None: not reported."""
+    is_at_least: bool = False
+    """Whether the prompt may have more than `prompt_tokens`, because the count was broken off."""
+    output_tokens: int | None = None
+    """Tokens of the answer that the request asked for, if prompt and answer together exceed the limit; None: the prompt
+    alone exceeds it."""
+    engine_message: str = ""
+    """The engine's message, shown where a number is missing."""
+
+    def describe_for_openai(self) -> str:
+        """Return the error message in the words that OpenAI's clients look for, with the engine's own message in the
+        place of numbers that are not reported."""
+        if self.limit is None or self.prompt_tokens is None:
+            return self._describe_without_numbers(f"The prompt exceeds the context window ({OVERFLOW_CODE})")
+        limit_text = f"This model's maximum context length is {self.limit} tokens. However,"
+        if self.output_tokens is not None:
+            sum_tokens = self.prompt_tokens + self.output_tokens
+            return (
+                f"{limit_text} you requested {sum_tokens} tokens ({self.prompt_tokens} in the messages, "
+                f"{self.output_tokens} in the completion). Please reduce the length of the messages or completion; "
+                f"their sum exceeds the context window ({OVERFLOW_CODE})."
+            )
+        at_least = "at least " if self.is_at_least else ""
+        return (
+            f"{limit_text} your messages resulted in {at_least}{self.prompt_tokens} tokens. Please reduce the length "
+            f"of the messages; the prompt exceeds the context window ({OVERFLOW_CODE})."
+        )
+
+    def describe_for_anthropic(self) -> str:
+        """As `describe_for_openai`, for Anthropic's clients. Their words cannot express `is_at_least`."""
+        if self.limit is None or self.prompt_tokens is None:
+            return self._describe_without_numbers("prompt is too long")
+        if self.output_tokens is not None:
+            return (
+                f"input length and `max_tokens` exceed context limit: {self.prompt_tokens} + {self.output_tokens} > "
+                f"{self.limit}, decrease input length or `max_tokens` and try again"
+            )
+        return f"prompt is too long: {self.prompt_tokens} tokens > {self.limit} maximum"
+
+    def _describe_without_numbers(self, words: str) -> str:
+        """Return `words` followed by the engine's message, or that message alone if it has these words."""
+        if words in self.engine_message:
+            return self.engine_message
+        return f"{words}: {self.engine_message}" if self.engine_message else f"{words}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Wording:
+    """A pattern of engines' messages. Its groups are `limit` and `prompt`, and where the message has them `output`,
+    `least`."""
+
+    pattern: re.Pattern[str]
+    excess: int = 0
+    """Tokens by which the prompt exceeds the group `prompt` at least."""
+
+
+_NUMBER: Final = r"\d{1,12}"
+_LIMIT: Final = r"maximum context length is (?P<limit>\d+) tokens"
+_WORDINGS: Final = tuple(
+    _Wording(re.compile(pattern.replace(r"\d+", _NUMBER)), excess)
+    for pattern, excess in (
+        # llama-server: for a prompt; for a text to embed, which must fit one batch.
+        (r"request \((?P<prompt>\d+) tokens\) exceeds the available context size \((?P<limit>\d+) tokens\)", 0),
+        (r"input \((?P<prompt>\d+) tokens\) is too large to process.*batch size: (?P<limit>\d+)\)", 0),
+        # OpenAI, and ContextOverflow.describe_for_openai.
+        (_LIMIT + r"\. However, your messages resulted in (?P<least>at least )?(?P<prompt>\d+) tokens", 0),
+        (
+            _LIMIT + r"[.,] [Hh]owever,? you requested \d+ tokens \((?P<prompt>\d+) in (?:the messages|your prompt)"
+            r"[,;] (?P<output>\d+) (?:in|for) the completion\)",
+            0,
+        ),
+        # vLLM: for a prompt that was tokenized, for one that was not, and the messages of earlier releases.
+        (_LIMIT + r"\. However, your prompt contains (?P<least>at least )?(?P<prompt>\d+) input tokens", 0),
+        (
+            _LIMIT + r"\. However, your prompt contains \d+ characters "
+            r"\(more than \d+ characters, which is the (?P<least>upper bound) for (?P<prompt>\d+) input tokens",
+            1,
+        ),
+        (_LIMIT + r"\. However, your request has (?P<prompt>\d+) input tokens", 0),
+        (
+            _LIMIT + r"\. However, you requested (?P<output>\d+) output tokens "
+            r"and your prompt contains (?P<least>at least )?(?P<prompt>\d+) input tokens",
+            0,
+        ),
+        (_LIMIT + r" and your request has (?P<prompt>\d+) input tokens \((?P<output>\d+) > ", 0),
+        (
+            r"prompt \(length (?P<prompt>\d+)\) (?:plus the number of requested output tokens \(at least 1\) )?is "
+            r"longer than the maximum model length of (?P<limit>\d+)",
+            0,
+        ),
+        (r"Input length \((?P<prompt>\d+)\) exceeds model's maximum context length \((?P<limit>\d+)\)", 0),
+        # Roundhouse's workers, and LiteRT-LM in one of them.
+        (r"The prompt has (?P<prompt>\d+) tokens, more than fit the context of (?P<limit>\d+)\.", 0),
+        (r"maximum number of tokens allowed: (?P<prompt>\d+) >=? (?P<limit>\d+)", 0),
+        # Anthropic.
+        (r"prompt is too long: (?P<prompt>\d+) tokens > (?P<limit>\d+) maximum", 0),
+        (r"exceed context limit: (?P<prompt>\d+) \+ (?P<output>\d+) > (?P<limit>\d+)", 0),
+    )
+)
+
+
+def find_overflow(error: Mapping[str, Any]) -> ContextOverflow | None:
+    """Return what an engine's decoded error object reports about a prompt that is too long; None if it is another
+    error. Recognises the messages of known engines, OpenAI's code and llama-server's type; without a known message the
+    numbers may be None."""
+    message = error.get("message")
+    message = message if isinstance(message, str) else ""
+    for wording in _WORDINGS:
+        match = wording.pattern.search(message)
+        if match is not None:
+            groups = match.groupdict()
+            return ContextOverflow(
+                limit=int(groups["limit"]),
+                prompt_tokens=int(groups["prompt"]) + wording.excess,
+                is_at_least=groups.get("least") is not None,
+                output_tokens=int(groups.get("output") or 0) or None,
+                engine_message=message,
+            )
+    if error.get("code") != OVERFLOW_CODE and error.get("type") != _LLAMA_SERVERS_TYPE:
+        return None
+    return ContextOverflow(
+        _count_tokens(error.get("n_ctx")), _count_tokens(error.get("n_prompt_tokens")), engine_message=message
+    )
+
+
+def _count_tokens(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
+
 
 ENGINE_ERROR: Final = ERROR_CODES["engine_error"]
 
@@ -39,7 +188,7 @@ _TOO_DEEP: Final = b'{"error":{"message":"%b"}}' % _TOO_DEEP_MESSAGE.encode()
 _OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
 _FASTAPI_BODY: Final = "body."
 _EXHAUSTED: Final = ERROR_CODES["kv_cache_exhausted"]
-_EXHAUSTED_TEXT: Final = context_overflow.CACHE_EXHAUSTED.encode()
+_EXHAUSTED_TEXT: Final = CACHE_EXHAUSTED.encode()
 _MESSAGE_CHARACTERS: Final = 1000
 _MOST_BRACKETS: Final = 400
 _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
@@ -68,7 +217,7 @@ def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
         is_envelope(fields)
         and fields["error"]["status"] == client_status(status)
         and not tells_address(fields["error"])
-        and context_overflow.find_overflow(fields["error"]) is None
+        and find_overflow(fields["error"]) is None
     ):
         return body
     return encode_json(complete_error(status, fields if isinstance(fields, dict) else {}, body, request_id))
@@ -80,7 +229,7 @@ def answer_status(status: int, body: bytes) -> int:
     decoded = _decode_shallow(body)
     fields = decoded if isinstance(decoded, dict) else {}  # as `complete_error` reads a text
     if _find_overflow(fields, body) is not None:
-        return context_overflow.STATUS
+        return OVERFLOW_STATUS
     if is_exhausted(fields.get("error")):
         return _EXHAUSTED.status
     return client_status(status)
@@ -103,11 +252,11 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
         message = _message(fields, body) or f"The engine answered with status {status} and no message."
         error = {"message": message}
     if overflow is not None:
-        status = context_overflow.STATUS
+        status = OVERFLOW_STATUS
         error = error | {
             "message": overflow.describe_for_openai(),
             "type": "invalid_request_error",
-            "code": context_overflow.CODE,
+            "code": OVERFLOW_CODE,
         }
     elif is_exhausted(error):
         status = _EXHAUSTED.status
@@ -138,11 +287,11 @@ def reports_exhausted(body: bytes) -> bool:
 
 def is_exhausted(error: Any) -> bool:
     """Whether a decoded error object reports a KV cache that all running requests have filled together."""
-    return isinstance(error, dict) and error.get("message") == context_overflow.CACHE_EXHAUSTED
+    return isinstance(error, dict) and error.get("message") == CACHE_EXHAUSTED
 
 
 def tells_address(error: Fields) -> bool:
-    """Whether an error object holds a network address (see `addresses`). The `next_steps` that belong to one of our
+    """Whether an error object holds a network address (see `hiding`). The `next_steps` that belong to one of our
     codes do not count. True for an object that is nested too deeply to be searched."""
     code, next_steps = error.get("code"), error.get("next_steps")
     entry = ERROR_CODES.get(code) if isinstance(code, str) else None
@@ -156,10 +305,9 @@ def tells_address(error: Fields) -> bool:
 
 def _hide_in_error(error: Fields) -> Fields:
     try:
-        hidden: Fields = hide_in_json(error)
+        return dict(hide_in_json(error))
     except RecursionError:
         return {"message": _TOO_DEEP_MESSAGE}
-    return hidden
 
 
 def _place(param: Any) -> Any:
@@ -178,7 +326,7 @@ def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
     error: Fields = json.loads(envelope)["error"]
     own_request_id = error.pop("request_id", None)
     status = error["status"]
-    if error.get("code") == context_overflow.CODE and (overflow := context_overflow.find_overflow(error)) is not None:
+    if error.get("code") == OVERFLOW_CODE and (overflow := find_overflow(error)) is not None:
         error["message"] = overflow.describe_for_anthropic()
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if status == 501:
@@ -229,7 +377,7 @@ def as_text(error: Any) -> str:
     return error if isinstance(error, str) else encode_json(error).decode()
 
 
-def decode_json(body: bytes) -> Any:
+def decode_json(body: bytes | str) -> Any:
     """Return decoded JSON; None if `body` is no JSON, or is nested too deeply for Python's decoder, or is `null`."""
     try:
         return json.loads(body)
@@ -251,11 +399,11 @@ def _decode_shallow(body: bytes) -> Any:
     return decode_json(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
 
 
-def _find_overflow(fields: Fields, body: bytes) -> context_overflow.ContextOverflow | None:
+def _find_overflow(fields: Fields, body: bytes) -> ContextOverflow | None:
     error = fields.get("error")
     if isinstance(error, dict):
-        return context_overflow.find_overflow(_hide_in_error(error))
-    return context_overflow.find_overflow({"code": fields.get("code"), "message": _message(fields, body)})
+        return find_overflow(_hide_in_error(error))
+    return find_overflow({"code": fields.get("code"), "message": _message(fields, body)})
 
 
 def _message(fields: Fields, body: bytes) -> str:

@@ -1,5 +1,4 @@
-"""Requests that ask for many answers at once: bounds on them, how one is cut into pieces, and how the pieces' answers
-become one. Pure.
+"""Requests that ask for many answers: bounds, pieces, and one answer made of theirs. Pure.
 
 An array of prompts that an engine gets whole fills the engine's own queue, where nobody is fair. In pieces, each is
 admitted like a request of its own, and the others have their turn between two of them.
@@ -12,17 +11,69 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
 from gateway.protocols.common.capabilities import modality_of
-from gateway.protocols.common.choices import count_choices, count_prompts
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.field_reader import field_error
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.common.openai_events import DONE
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.common.sse import data_of, split_events
+from gateway.protocols.common.streams import DONE, data_of, split_events
+
+_NAMES: Final = ("n_cmpl", "n")
+"""llama.cpp's own field, and OpenAI's. llama-server reads the second if the first is missing."""
+
+
+def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
+    """Refuse a request for more answers (`n_cmpl` or `n`) than the model's engine generates per request
+    (`route.max_choices`; None: no limit). Raises RoundhouseError `invalid_request`. Values that are no whole numbers
+    pass; the engine refuses them."""
+    if route.max_choices is None:
+        return
+    for name in _NAMES:
+        count = fields.get(name)
+        if count.__class__ is int and count > route.max_choices:
+            message = (
+                f"`{name}` must be at most {route.max_choices}, which is how many answers to one request "
+                f"an engine of {route.name!r} makes; it is {count}."
+            )
+            raise RoundhouseError("invalid_request", message, param=name)
+
+
+def count_slots(fields: Mapping[str, Any], route: ModelRoute, inputs: Sequence[str] = ("prompt",)) -> int:
+    """Return how many of a replica's slots a request takes: one for each answer to each of its inputs.
+
+    From 1 to `route.target_inflight`, because further answers wait inside the engine. 1 if `route.choices_take_slots`
+    is false, and for texts to embed or documents to rerank where the engine makes one answer per request
+    (`route.max_choices` 1). `inputs`: names of the fields that may list inputs; empty: the request has one.
+    """
+    if not route.choices_take_slots:
+        return 1
+    count = count_choices(fields)
+    for name in inputs:
+        if name == "prompt" or route.max_choices != 1:
+            count *= count_prompts(fields.get(name))
+    return min(count, route.target_inflight) if count > 1 else 1
+
+
+def count_choices(fields: Mapping[str, Any]) -> int:
+    """Return how many answers to each prompt a request asks for, as llama-server reads it: `n_cmpl`, or `n` if that is
+    missing or null. Values below 1 or of the wrong type count as 1; the engine refuses them."""
+    count = fields.get("n_cmpl")
+    if count is None:
+        count = fields.get("n")
+    return count if count.__class__ is int and count > 1 else 1
+
+
+def count_prompts(prompt: Any) -> int:
+    """Return the number of prompts in the value of a request's `prompt`, at least 1. An array that holds a token (a
+    number) is one prompt of tokens and texts; any other is an array of prompts. An empty array, and any value that is
+    no array, counts as 1."""
+    if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
+        return 1
+    return max(len(prompt), 1)
+
 
 INPUTS_PER_PIECE: Final = 16
 """Least texts to embed, or documents to rerank, in a piece: engines compute them together."""
@@ -48,12 +99,8 @@ class Bounds(NamedTuple):
 
 
 def check_bounds(request: InferenceRequest, inputs: Sequence[str], bounds: Bounds) -> None:
-    """Refuse a request that asks for more than the bounds. `inputs`: names of the fields that list its inputs; empty:
-    it has one.
-
-    Raises:
-        RoundhouseError: `invalid_request`; `param` is the field.
-    """
+    """Refuse a request that asks for more than the bounds (`invalid_request`). `inputs`: names of the fields that list
+    its inputs; empty: it has one."""
     fields = request.outline_fields
     for name in _CHOICES:
         if name in fields:
@@ -155,11 +202,8 @@ class PiecedAnswer:
         return {**self.asked, self.split.name: value, **self.form.asked_otherwise}
 
     def take_answer(self, number: int, body: bytes) -> None:
-        """Keep the answer to the piece `number`, counted from 0.
-
-        Raises:
-            RoundhouseError: `engine_disconnected`: it is no answer of this form.
-        """
+        """Keep the answer to the piece `number`, counted from 0. Raises RoundhouseError `engine_disconnected` if it is
+        no answer of this form."""
         self._parts[number] = self.form.read_part(body, number * self.split.size, self.asked)
 
     def join(self) -> bytes:

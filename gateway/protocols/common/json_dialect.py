@@ -1,15 +1,16 @@
-"""APIs that answer with one JSON body and never with a stream: embeddings, rerank, tokens, and an engine's state."""
+"""The dialect of APIs that answer with one JSON body and never with a stream: embeddings, rankings, tokens, an engine's
+state. Pure.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from controller.schema.routing import ModelRoute
+from contract.routing import ModelRoute
 from gateway.protocols.common import bodies
-from gateway.protocols.common.dialect import EventStream, StreamCollector
-from gateway.protocols.common.openai_events import OpenAIStream, as_events
-from gateway.protocols.common.passthrough import EnvelopeDialect
+from gateway.protocols.common.dialect import EnvelopeDialect, EventStream, StreamCollector
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.streams import OpenAIStream, as_events
 
 
 class JsonDialect(EnvelopeDialect):
@@ -17,7 +18,6 @@ class JsonDialect(EnvelopeDialect):
     embeddings and rankings; serves the other such APIs itself (`JSON_DIALECT`)."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the body under the engine's name for the model. `as_stream` is ignored. See `Dialect`."""
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
@@ -25,11 +25,9 @@ class JsonDialect(EnvelopeDialect):
         return OpenAIStream(request.id, strip_usage=False)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return None: there are no streams to collect."""
         return None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error, whose JSON is `body`, as a `data:` event and `[DONE]`. See `Dialect`."""
         return as_events(body)
 
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 
 LARGE_BYTES: Final = 256 * 1024
 """Bodies above this size are read by their outline."""

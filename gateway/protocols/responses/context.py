@@ -1,4 +1,6 @@
-"""What a response is made from beside its request: its identity and the conversation before it. Pure."""
+"""What a response is made from beside its request: its identity, the conversation before it, and when its parts came.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,68 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.protocols.common.conversation import AnswerWriter, Fields
-from gateway.protocols.responses.answer_times import AnswerTimes
 from gateway.protocols.responses.file_search import FoundFiles
-from gateway.protocols.responses.mcp_tools import McpTools
+from gateway.protocols.responses.mcp import McpTools
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """The times of one response, as Unix time in seconds. The `ResponseWriter` notes them: one per item, none per
+    token."""
+
+    begun_at: float = 0.0
+    """When the request was read."""
+    item_starts: list[float] = field(default_factory=list)
+    """When each item of the output began, in order. Empty for an answer that was no stream."""
+    first_token_at: float | None = None
+    """When the first item began that the model wrote; None: none did, or that is not known."""
+    ended_at: float | None = None
+    """When the answer was complete; None: it is not."""
+
+    def restart(self) -> None:
+        """Forget the items of an attempt of which the client got nothing."""
+        self.item_starts.clear()
+        self.first_token_at = None
+
+    def begin_item(self, now: float, *, is_said: bool) -> None:
+        """Note that the next item of the output begins. `is_said`: whether the model writes it."""
+        self.item_starts.append(now)
+        if is_said and self.first_token_at is None:
+            self.first_token_at = now
+
+    def describe_items(self, response: Fields) -> list[Fields]:
+        """Return the field `answer` of each item of `response`, a complete response object: `response_id`, `took_ms`
+        (whole milliseconds until the next item began; None: not known) and `figures`.
+
+        `figures` is None but for the last item, where it has those of the whole response: `model`, `usage` (None: the
+        engine reported none), `first_token_ms` and `total_ms`, from the request on; None: not known.
+        """
+        count = len(response["output"])
+        ends = [*self.item_starts[1:], self.ended_at]
+        took: list[int | None] = [None] * count
+        if len(self.item_starts) == count:
+            took = [_milliseconds(*each) for each in zip(self.item_starts, ends, strict=True)] if count else []
+        described: list[Fields] = [{"response_id": response["id"], "took_ms": each, "figures": None} for each in took]
+        if described:
+            described[-1]["figures"] = {
+                "model": response["model"],
+                "usage": response["usage"],
+                "first_token_ms": _milliseconds(self.begun_at, self.first_token_at),
+                "total_ms": _milliseconds(self.begun_at, self.ended_at),
+            }
+        return described
+
+
+def _milliseconds(start: float, end: float | None) -> int | None:
+    # The clock may be set back meanwhile.
+    return None if end is None else max(0, round((end - start) * 1000))
 
 
 @dataclass(slots=True)
 class ResponseContext:
     """What one response is made from beside its request, and what has become of it (`InferenceRequest.state`).
 
-    The registry of responses (`gateway/storage/responses/registry.py`) makes one for each request, with the functions
+    The registry of responses (`assistant/storage/responses.py`) makes one for each request, with the functions
     that supply ids and the time, which pure code cannot make. The last three fields are set by the dialect and the
     `ResponseWriter`, and read by the response hooks.
     """
@@ -46,7 +100,7 @@ class ResponseContext:
     """The declared servers that the request names, whose calls the gateway runs; None: it names none."""
     writer: AnswerWriter | None = None
     """Writes the answer in the place of a `ResponseWriter` of its own, because several requests make the response
-    together (`rounds_writer`); None: this request makes it alone."""
+    together (`tool_rounds`); None: this request makes it alone."""
     session_name: str | None = None
     """Name of the session of a request that is one of several which make the response together, where the client names
     none; None: without a name, the request belongs to no session."""

@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from controller.schema.errors import RoundhouseError
+from contract.files import RankingOptions, VectorStoreHit, VectorStoreResults, VectorStoreSearch
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.field_reader import field_error
-from gateway.protocols.common.grounding import clean_query
-from gateway.protocols.common.passages import Passage, describe_source, find_citations, fit_passages, write_context
-from retrieval.schema.files import RankingOptions, VectorStoreHit, VectorStoreResults, VectorStoreSearch
+from gateway.protocols.common.field_reader import field_error, read_model
+from gateway.protocols.common.grounding import (
+    Passage,
+    clean_query,
+    describe_source,
+    find_citations,
+    fit_passages,
+    write_context,
+)
 
 TYPE: Final = "file_search"
 ITEM_TYPE: Final = "file_search_call"
@@ -27,7 +32,7 @@ _TEXTS: Final = ("input_text", "output_text", "text")
 
 class FileSearchTool(BaseModel):
     """A tool `file_search`, as OpenAI's with one more field, `max_tokens`: the most tokens of all passages together,
-    estimated (None: see `passages.fit_passages`)."""
+    estimated (None: see `grounding.fit_passages`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -104,10 +109,7 @@ class FoundFiles(NamedTuple):
 
 def read_file_search(fields: Fields) -> FileSearch | None:
     """Return the search that a request asks for; None: it declares none, or its `tool_choice` leaves the search out.
-
-    Raises:
-        RoundhouseError: `invalid_request`: a tool `file_search` is wrong, or there are two of them.
-    """
+    Raises RoundhouseError `invalid_request` if a tool `file_search` is wrong, or there are two of them."""
     tools = fields.get("tools")
     places = [n for n, tool in enumerate(tools if isinstance(tools, list) else ()) if is_file_search(tool)]
     if not places:
@@ -115,12 +117,7 @@ def read_file_search(fields: Fields) -> FileSearch | None:
     place = f"tools[{places[0]}]"
     if len(places) > 1:
         raise field_error(f"tools[{places[1]}]", f"must not be a second file_search: {place} may name several stores")
-    try:
-        tool = FileSearchTool.model_validate(fields["tools"][places[0]])
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        at = ".".join((place, *map(str, first["loc"])))
-        raise RoundhouseError("invalid_request", f"`{at}`: {first['msg']}.", param=at) from None
+    tool = read_model(FileSearchTool, fields["tools"][places[0]], place)
     included_names = fields.get("include")
     includes_results = isinstance(included_names, list) and RESULTS in included_names
     return FileSearch(tool, place, includes_results) if _is_chosen(fields.get("tool_choice")) else None
@@ -164,7 +161,7 @@ def merge_results(
     search: FileSearch, question: str, results: Iterable[VectorStoreResults], context_length: int | None
 ) -> FoundFiles:
     """Return the best hits of all vector stores together, best first: at most `max_num_results` of the tool, and no
-    more than fit the model (`passages.fit_passages`). `context_length`: tokens of the model's context; None: it is not
+    more than fit the model (`grounding.fit_passages`). `context_length`: tokens of the model's context; None: it is not
     known. A chunk that is in several stores is there once, with its best score."""
     best: dict[tuple[str, int], VectorStoreHit] = {}
     for hit in (hit for result in results for hit in result.data):

@@ -1,8 +1,8 @@
-"""Reads items of responses into turns of a conversation. Pure.
+"""Items of responses and conversations: read into turns, described, and added by clients. Pure.
 
 Consecutive items of the model (thoughts, a message, calls) become one turn. A call that the gateway ran (`mcp_call`)
 becomes a call and its result. Consecutive ones become the calls of one turn if they are of one round of the model
-(`mcp_items.round_of`), and else turns of their own, each followed by its result.
+(`mcp.round_of`), and else turns of their own, each followed by its result.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from gateway.protocols.common.conversation import (
     Assistant,
@@ -26,6 +26,7 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
+from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.field_reader import (
     choice_error,
     describe_value,
@@ -36,8 +37,8 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
-from gateway.protocols.common.file_parts import decode_text, no_files
-from gateway.protocols.responses.mcp_items import read_call, read_request, refusal_text, round_of
+from gateway.protocols.common.request import decode_text, no_files
+from gateway.protocols.responses.mcp import read_call, read_request, refusal_text, round_of
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -45,6 +46,21 @@ _TEXTS: Final = ("input_text", "output_text", "text")
 _THOUGHTS: Final = ("reasoning_text", "summary_text", "text")
 _CUSTOM_INPUT: Final = "input"
 INTRODUCTION: Final = "Summary of the conversation so far, which was compacted here:\n\n"
+_PREFIXES: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "file_search_call": "fs",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+    "compaction": "cmp",
+    "compaction_summary": "cmp",
+}
 _MARK: Final = "roundhouse-summary-1:"
 
 
@@ -68,13 +84,9 @@ def read_turns(items: Iterable[tuple[Fields, str]], *, runs_calls: bool = False)
 
 
 def check_items(items: Iterable[tuple[Fields, str]]) -> None:
-    """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its path in
-    the request, references already resolved. The result of a call, and the answer to a request for an approval, are
-    accepted without these, which may be stored already.
-
-    Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the path to the value.
-    """
+    """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its path in the
+    request, references already resolved. The result of a call, and the answer to a request for an approval, are
+    accepted without these, which may be stored already."""
     reader = _TurnReader(runs_calls=True)
     for item, place in items:
         call_id, request_id = item.get("call_id"), item.get("approval_request_id")
@@ -110,6 +122,27 @@ def kind_of(item: Fields, place: str) -> str:
     raise choice_error(kind, _KINDS, f"{place}.type")
 
 
+def describe_items(items: Iterable[tuple[Fields, str]], new_id: Callable[[str], str]) -> Iterator[Fields]:
+    """Yield copies of the items as lists of items show them, in order: each with an id, a type and a status, messages
+    in parts. An item without an id gets one from `new_id`, which takes a prefix such as `msg`. Each item comes with its
+    path in the request, and must have been checked (`read_turns` or `check_items`). Raises RoundhouseError
+    `invalid_request`, when the item's turn comes, if its `id` or `status` is no string."""
+    for item, place in items:
+        kind = kind_of(item, place)
+        item_id = optional_field(item, "id", str, f"{place}.") or new_id(_PREFIXES[kind])
+        status = optional_field(item, "status", str, f"{place}.") or "completed"
+        listed_item = {**item, "id": item_id, "type": kind, "status": status}
+        if kind == "message" and isinstance(item["content"], str):
+            listed_item["content"] = [_build_text_part(item["role"], item["content"])]
+        yield listed_item
+
+
+def _build_text_part(role: str, text: str) -> Fields:
+    if role == "assistant":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": text}
+
+
 def custom_arguments(input_text: str) -> str:
     """Return a custom tool's input, a plain text, as JSON arguments of the function that stands for the tool in chat
     completions. `custom_input` reverses it."""
@@ -119,10 +152,7 @@ def custom_arguments(input_text: str) -> str:
 def custom_input(arguments: str) -> str:
     """Return the custom tool's input, a plain text, from the JSON arguments of the function that stands for the tool;
     the arguments themselves, without an error, if they do not have the function's form."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+    value = decode_json(arguments)
     input_text = value.get(_CUSTOM_INPUT) if isinstance(value, dict) else None
     return input_text if isinstance(input_text, str) else arguments
 
@@ -352,7 +382,7 @@ def _image(part: Fields, place: str) -> Image:
 
 
 def _file(part: Fields, place: str) -> Text:
-    """Read a file of text. PDFs were replaced by their text before (`file_parts`)."""
+    """Read a file of text. PDFs were replaced by their text before (`find_files`)."""
     for name in ("file_id", "file_url"):
         if part.get("file_data") is None and part.get(name) is not None:
             raise no_files(f"{place}.{name}", "`file_data`")
@@ -402,3 +432,72 @@ def decode_summary(content: Any, place: str) -> str:
     except (binascii.Error, ValueError):
         pass
     raise field_error(place, f"must be as /v1/responses/compact of this gateway told it; {describe_value(encoded)}")
+
+
+MOST_ADDED: Final = 1000
+"""Maximum items in one request. OpenAI's API takes 20."""
+
+
+class BranchStart(NamedTuple):
+    """Where added items begin a new branch, instead of following the item before them."""
+
+    parent_id: str | None
+    """Id of the item below which they are added; None: they begin a branch at the root."""
+
+
+class AddedItem(NamedTuple):
+    """An item that a client adds to a conversation, checked, and where it stands in the tree."""
+
+    item: Fields
+    """The item as it is stored, with an id."""
+    start: BranchStart | None
+    """Where it begins a branch; None: it follows the item before it in the request."""
+
+
+def read_added_items(
+    values: Any, referenced_items: Mapping[str, Fields], new_id: Callable[[str], str]
+) -> list[AddedItem]:
+    """Return the `items` of a request as they are stored, in order: each with an id, references replaced by the items
+    they name, and the place that its `parent_id` gives it. May be empty.
+
+    `values` is the decoded field. `referenced_items`: stored items by their id. `new_id` returns a fresh id with the
+    given prefix. Whether an item has the id `parent_id` is not checked.
+
+    Raises:
+        RoundhouseError: `invalid_request`, also for more than `MOST_ADDED` items, an unknown reference or an id that
+            occurs twice; or `modality_unsupported`. Its `param` is the path, such as `items[1].id`.
+    """
+    items = require_value(values, list, "items")
+    if len(items) > MOST_ADDED:
+        raise field_error("items", f"must have at most {MOST_ADDED} items at a time; it has {len(items)}")
+    placed_items, starts = [], []
+    for index, item in enumerate(items):
+        place = f"items[{index}]"
+        # The stored item that a reference names has another parent, so the request's own is read.
+        starts.append(read_start(require_value(item, dict, place), f"{place}."))
+        bare_item = _without_notes(item)
+        placed_items.append((_without_notes(resolve_item(bare_item, referenced_items, place)), place))
+    check_items(placed_items)
+    described_items = describe_items(placed_items, new_id)
+    added_items = [AddedItem(*each) for each in zip(described_items, starts, strict=True)]
+    seen_ids: set[str] = set()
+    for index, (item, _) in enumerate(added_items):
+        if item["id"] in seen_ids:
+            raise field_error(f"items[{index}].id", f"must be another than those before it; it is {item['id']!r:.100}")
+        seen_ids.add(item["id"])
+    return added_items
+
+
+def read_start(fields: Fields, at: str = "") -> BranchStart | None:
+    """Return where the `parent_id` of a request, or of one item, begins a branch; None: there is no such field.
+
+    `at`: path of the item in the request, followed by a dot; empty for the request itself. Raises RoundhouseError
+    `invalid_request` if `parent_id` is neither a string nor null.
+    """
+    return BranchStart(optional_field(fields, "parent_id", str, at)) if "parent_id" in fields else None
+
+
+def _without_notes(item: Fields) -> Fields:
+    """Return the item without `parent_id`, which is stored beside it, and without `answer`, by which the gateway tells
+    how a response made an item."""
+    return {name: value for name, value in item.items() if name not in ("parent_id", "answer")}

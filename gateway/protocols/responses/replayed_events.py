@@ -1,27 +1,67 @@
-"""Writes the events of a finished response whose original events are not stored. Pure.
+"""Events of a response that are made again from its object, or that end a stream which broke off. Pure.
 
 Each part comes in one piece, so events are numbered as in a stream whose engine sent every part at once.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Any, Final
+
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import encode_json
-from gateway.protocols.responses import mcp_items
-from gateway.protocols.responses.answer_stream import ResponseWriter, error_event
-from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.file_search import ITEM_TYPE
-from gateway.protocols.responses.growing_items import (
-    REFUSAL,
-    TEXT,
-    THOUGHT,
+from gateway.protocols.common.errors import decode_json, encode_json
+from gateway.protocols.common.streams import DONE, data_of, last_event, split_events
+from gateway.protocols.responses.answer import (
+    PART_KINDS,
     CallItem,
     ContentItem,
     ContentPart,
-    PartKind,
-    SearchItem,
+    ResponseWriter,
+    error_event,
+    fail_response,
 )
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.file_search import ITEM_TYPE
 from gateway.protocols.responses.items import custom_arguments
+from gateway.protocols.responses.mcp import CALL_TYPE, LIST_TYPE, REQUEST_TYPE, McpCallItem
+
+_NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
+"""In what a client or a model says, quotes have backslashes before them."""
+_CREATED: Final = b"event: response.created\n"
+
+
+def read_number(event: bytes) -> int | None:
+    """Return the `sequence_number` of an event of a response's stream; None if it has none, such as a comment or
+    `[DONE]`."""
+    match = _NUMBER.search(event)
+    return None if match is None else int(match.group(1))
+
+
+def end_interrupted(events: bytes, error: Fields) -> bytes:
+    """Return the events that end the stream of a response whose writer is gone: `error`, `response.failed`, `[DONE]`.
+
+    `events` are the whole events that were sent before, perhaps without the first of them; their numbers go on. Without
+    the event `response.created` in their first 64 KiB, `response.failed` is left out. `error` has every field of our
+    envelope.
+    """
+    last_number = read_number(last_event(events))
+    number = 0 if last_number is None else last_number + 1
+    out = error_event(error, number)
+    response = _find_response(events)
+    if response is not None:
+        out += replay_end(fail_response(response, [], error), number + 1)
+    return out + DONE
+
+
+def _find_response(events: bytes) -> dict[str, Any] | None:
+    """Return the response object that the first event tells, if that is there."""
+    start = events.find(_CREATED, 0, 64 * 1024)
+    if start < 0:
+        return None
+    fields = decode_json(data_of(split_events(events[start:])[0]))
+    response = fields.get("response") if isinstance(fields, dict) else None
+    return response if isinstance(response, dict) and "id" in response and "created_at" in response else None
+
 
 _AT_BEGIN: Fields = {
     "status": "in_progress",
@@ -39,50 +79,35 @@ def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
     `response` is a whole response object of this gateway, with a final status. `is_open_responses` is as in
     `ResponseContext`. Raises KeyError if the object lacks a field.
     """
-    writer = _replaying_writer(response, is_open_responses=is_open_responses)
-    try:
-        return writer.write_events()
-    finally:
-        writer.let_go()
+    return _ReplayingWriter(response, is_open_responses=is_open_responses).write_events()
 
 
 def replay_end(response: Fields, number: int) -> bytes:
     """Return the last event of a finished response, such as `response.failed`, with the sequence number `number` and
     the whole response object, without `[DONE]`. `response.incomplete` if it was cancelled."""
-    writer = _replaying_writer(response, is_open_responses=False)
-    try:
-        return writer.write_end(number)
-    finally:
-        writer.let_go()
-
-
-def _replaying_writer(response: Fields, *, is_open_responses: bool) -> _ReplayingWriter:
-    context = ResponseContext(
-        id=response["id"],
-        created_at=response["created_at"],
-        clock=lambda: 0.0,
-        new_id=lambda prefix: prefix,
-        is_open_responses=is_open_responses,
-    )
-    return _ReplayingWriter(response, context)
+    return _ReplayingWriter(response, is_open_responses=False).write_end(number)
 
 
 class _ReplayingWriter(ResponseWriter):
     """Writes what `ResponseWriter` would have written, with the ids of a finished response."""
 
-    def __init__(self, response: Fields, context: ResponseContext) -> None:
+    def __init__(self, response: Fields, *, is_open_responses: bool) -> None:
+        context = ResponseContext(
+            id=response["id"],
+            created_at=response["created_at"],
+            clock=lambda: 0.0,
+            new_id=lambda prefix: prefix,
+            is_open_responses=is_open_responses,
+        )
         super().__init__({}, context)
         self._whole = response
         self._response = {**response, **_AT_BEGIN}
-
-    def let_go(self) -> None:
-        """Break the reference cycle between the writer and its context."""
-        self._context.cancel = None
 
     def write_events(self) -> bytes:
         """Return all events of the response."""
         response = self._whole
         out = [self.begin_answer("")]
+        self._context.cancel = None  # a reference to this writer
         out += [self._replay_item(index, item) for index, item in enumerate(response["output"])]
         if response["status"] == "failed":
             error = response["error"] or {}
@@ -101,18 +126,16 @@ class _ReplayingWriter(ResponseWriter):
     def _replay_item(self, index: int, item: Fields) -> bytes:
         if "call_id" in item:
             return self._replay_call(index, item)
-        if item["type"] == ITEM_TYPE:
-            return self._write_search(SearchItem(item, index))
-        if item["type"] == mcp_items.CALL_TYPE:
-            return self._replay_run_call(mcp_items.McpCallItem.of(item, index), item)
-        if item["type"] in (mcp_items.LIST_TYPE, mcp_items.REQUEST_TYPE):
+        if item["type"] == CALL_TYPE:
+            return self._replay_run_call(McpCallItem.of(item, index), item)
+        if item["type"] in (ITEM_TYPE, LIST_TYPE, REQUEST_TYPE):
             return self.write_whole(item)
         content_item = ContentItem(item["type"], item["id"], index)
         self._items.append(content_item)
         self._open_item = content_item
         out = [self._event("response.output_item.added", output_index=index, item=content_item.item)]
         for number, part in enumerate(item["content"]):
-            kind = self._kind_of(part)
+            kind = PART_KINDS[part["type"]]
             place = {"item_id": item["id"], "output_index": index, "content_index": number}
             self._open_part = content_part = ContentPart(kind, place)
             out.append(self._event("response.content_part.added", **place, part=content_part.part))
@@ -137,7 +160,7 @@ class _ReplayingWriter(ResponseWriter):
             out += b"" if is_custom else self._delta_event(call.start, arguments, b"")
         return out + self._close_call(call) + self._item_done(call, item)
 
-    def _replay_run_call(self, call: mcp_items.McpCallItem, item: Fields) -> bytes:
+    def _replay_run_call(self, call: McpCallItem, item: Fields) -> bytes:
         out = self.add_call(call)
         if item["arguments"]:
             out += self.grow_call(call, item["arguments"])
@@ -149,8 +172,3 @@ class _ReplayingWriter(ResponseWriter):
     def _item_done(self, item: ContentItem | CallItem, told_item: Fields) -> bytes:
         item.status = told_item["status"]
         return self._event("response.output_item.done", output_index=item.index, item=told_item)
-
-    def _kind_of(self, part: Fields) -> PartKind:
-        if part["type"] == "refusal":
-            return REFUSAL
-        return TEXT if part["type"] == "output_text" else THOUGHT

@@ -1,20 +1,80 @@
-"""Responses, translated for engines that serve chat completions. Pure."""
+"""Responses of engines that speak chat completions, and the compaction of a conversation. Pure.
+
+As in OpenAI's API, the output of a compaction is every user, system and developer message, followed by one `compaction`
+item, which a later request sends back. Its `encrypted_content` is opaque to clients (`encode_summary`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from gateway.protocols.common import context_overflow, errors
-from gateway.protocols.common.conversation import AnswerWriter, Fields, Prompt
+from contract.errors import RoundhouseError
+from gateway.protocols.common import errors
+from gateway.protocols.common.conversation import Answer, AnswerWriter, Fields, Prompt, Text, Tokens, User
+from gateway.protocols.common.dialect import EnvelopeDialect
+from gateway.protocols.common.errors import OVERFLOW_CODE
+from gateway.protocols.common.field_reader import field_error
 from gateway.protocols.common.json_dialect import JsonDialect
-from gateway.protocols.common.passthrough import EnvelopeDialect
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.responses import request as responses
-from gateway.protocols.responses.answer_stream import DONE, ResponseWriter, error_event
-from gateway.protocols.responses.compaction import CompactionWriter, read_compaction
+from gateway.protocols.common.streams import DONE
+from gateway.protocols.responses.answer import ResponseWriter, error_event, usage_fields
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.via_chat.dialect import ViaChatDialect
-from gateway.protocols.via_chat.token_count import TokenCountDialect
+from gateway.protocols.responses.items import encode_summary
+from gateway.protocols.responses.request import read_prompt
+from gateway.protocols.via_chat import TokenCountDialect, ViaChatBase, ViaChatDialect
+
+SUMMARY_REQUEST: Final = (
+    "The conversation so far is about to be replaced by a summary, because it has grown too long. Write that summary "
+    "now, for an assistant that goes on with the task and sees nothing else but the user's own messages. Say what the "
+    "user wants and every constraint given; what was done and decided, and why; facts, names, paths, identifiers, "
+    "figures and results of tools that are still needed, exactly; what failed; and what is left to do next. Do not "
+    "answer the conversation, and call no tool. Write the summary alone."
+)
+_KEPT_ROLES: Final = ("user", "system", "developer")
+
+
+def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
+    """Return the prompt that asks the model to summarise the conversation of a request, `context.history` included,
+    without its tools and output format. Sets `context.keeps_items` and `context.input_items`. Raises RoundhouseError as
+    `read_prompt`, and if `stream` is true."""
+    if fields.get("stream"):
+        raise field_error("stream", "must be false: a compaction is answered whole")
+    context.keeps_items = True
+    prompt = read_prompt(fields, context)
+    turns, request = prompt.turns, Text(SUMMARY_REQUEST)
+    last_turn = turns[-1] if turns else None
+    if isinstance(last_turn, User):  # some chat templates refuse two user messages in a row
+        turns = (*turns[:-1], replace(last_turn, parts=(*last_turn.parts, request)))
+    else:
+        turns = (*turns, User((request,), place="input"))
+    # With tools or an output format, the model would not answer with a summary.
+    return replace(prompt, turns=turns, tools=(), tool_choice=None, parallel_tool_calls=None, output_format=None)
+
+
+class CompactionWriter(ResponseWriter):
+    """`AnswerWriter` that writes a compaction from the model's summary. Only `build_answer` is used, because
+    compactions are not streamed."""
+
+    def build_answer(self, answer: Answer) -> Fields:
+        """Return the compaction object. Raises RoundhouseError `engine_error` if the model wrote no summary; thoughts
+        are none."""
+        summary = answer.text.strip()
+        if not summary:
+            raise RoundhouseError("engine_error", "The model wrote no summary of the conversation.")
+        context = self._context
+        item = {"id": context.new_id("cmp"), "type": "compaction", "encrypted_content": encode_summary(summary)}
+        return {
+            "id": context.id,
+            "object": "response.compaction",
+            "created_at": context.created_at,
+            "output": [*filter(_is_kept, (*context.history, *context.input_items)), item],
+            "usage": usage_fields(answer.tokens or Tokens()),
+        }
+
+
+def _is_kept(item: Fields) -> bool:
+    return item["type"] == "message" and item["role"] in _KEPT_ROLES
 
 
 class ResponsesDialect(EnvelopeDialect):
@@ -33,22 +93,32 @@ class ResponsesDialect(EnvelopeDialect):
         """Return True for a context overflow (`context_length_exceeded`), False for any other error. OpenAI counts a
         prompt only after it began the response, so Codex looks for this code in `response.failed` alone and takes
         status 400 for any other error."""
-        return bool(errors.decode_json(error)["error"]["code"] == context_overflow.CODE)
+        return bool(errors.decode_json(error)["error"]["code"] == OVERFLOW_CODE)
 
 
-class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
-    """Dialect of `/v1/responses`, translated into chat completions. The caller must set a request's `state` to its
-    `ResponseContext` before `check_request`."""
+class _ResponsesBase(ViaChatBase):
+    """What responses and their token count share. The caller must set a request's `state` to its `ResponseContext`
+    before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
-        `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
-        RoundhouseError as `responses.request.read_prompt`, and `invalid_json` for a string of a large body that is not
+        `input_items`. Media in a large body stay left out until the request is sent; texts, and items to be stored, are
+        filled in. Raises RoundhouseError as `read_prompt`, and `invalid_json` for a string of a large body that is not
         valid."""
-        return _read_prompt(request)
+        context: ResponseContext = request.state
+        body = request.large_body
+        if body is not None:
+            body.fill_fields(request.outline_fields, kept_names=_MEDIA)
+        prompt = read_prompt(request.outline_fields, context)
+        if body is not None:
+            body.fill_fields({"input": list(context.input_items)}, kept_names=())
+        return prompt
+
+
+class ResponsesViaChat(_ResponsesBase, ViaChatDialect, ResponsesDialect):
+    """Dialect of `/v1/responses`, translated into chat completions."""
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return the writer of the request's `ResponseContext`, or else a new `ResponseWriter`, for one answer."""
         return _open_writer(request)
 
 
@@ -57,47 +127,22 @@ class CompactionViaChat(ViaChatDialect, ResponsesDialect):
     request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return the prompt that asks the model for a summary of the conversation, and set `keeps_items` and
-        `input_items` of the request's `ResponseContext`. Raises RoundhouseError as `compaction.read_compaction`."""
         return read_compaction(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a new `CompactionWriter` for one answer."""
         return CompactionWriter(request.fields, request.state)
 
 
-class ResponsesTokenCount(TokenCountDialect, JsonDialect):
-    """Dialect of `/v1/responses/input_tokens`, answered by the engine's token count of chat completions. The caller
-    must set a request's `state` to its `ResponseContext` before `check_request`."""
-
-    def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
-        `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
-        RoundhouseError as `responses.request.read_prompt`, and `invalid_json` for a string of a large body that is not
-        valid."""
-        return _read_prompt(request)
+class ResponsesTokenCount(_ResponsesBase, TokenCountDialect, JsonDialect):
+    """Dialect of `/v1/responses/input_tokens`, answered by the engine's token count of chat completions."""
 
     def build_count(self, tokens: int) -> Fields:
-        """Return the body of OpenAI's token count: `object`, which is `response.input_tokens`, and `input_tokens`."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 def _open_writer(request: InferenceRequest) -> AnswerWriter:
     context: ResponseContext = request.state
     return context.writer or ResponseWriter(request.outline_fields, context)
-
-
-def _read_prompt(request: InferenceRequest) -> Prompt:
-    """Return what the request asks for. Media in a large body stay left out until the request is sent; texts, and items
-    to be stored, are filled in."""
-    context: ResponseContext = request.state
-    body = request.large_body
-    if body is not None:
-        body.fill_fields(request.outline_fields, kept_names=_MEDIA)
-    prompt = responses.read_prompt(request.outline_fields, context)
-    if body is not None:
-        body.fill_fields({"input": list(context.input_items)}, kept_names=())
-    return prompt
 
 
 _MEDIA: Final = ("image_url", "data")

@@ -1,2 +1,3 @@
-"""One module per file format: what it reads becomes text with Markdown's structure. `text_builder` collects the text
-within its limits; `office_package` opens the ZIP files that hold XML."""
+"""One module per family of file formats: what it reads becomes text with Markdown's structure. `office` opens the ZIP
+files that hold XML.
+"""

@@ -1,12 +1,21 @@
-"""Text of HTML, as Markdown: headings, paragraphs, lists, tables and preformatted text."""
+"""Text of HTML as Markdown (headings, paragraphs, lists, tables and preformatted text), and of what holds HTML: e-mails
+(RFC 5322) and electronic books (EPUB).
+"""
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Mapping
+from email import policy
+from email.message import EmailMessage, MIMEPart
+from email.parser import BytesParser
 from html.parser import HTMLParser
-from typing import Final
+from typing import Final, cast
 
-from retrieval.parsing.formats.text_builder import TextBuilder
+from retrieval.parsing.base import ParsingError, TextBuilder
+from retrieval.parsing.formats.office import OfficePackage, resolve_name
+from retrieval.parsing.media_types import decode_text
 
 _CHARSET: Final = re.compile(
     rb"""<(?:meta[^>]{0,200}charset|\?xml[^>]{0,100}encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
@@ -212,3 +221,125 @@ def _join_lines(text: str) -> str:
     """Collapse blanks as a browser does, so that `<br>` alone breaks lines."""
     lines = (" ".join(line.split()) for line in text.split(_LINE_BREAK))
     return "\n".join(line for line in lines if line)
+
+
+_HEADERS: Final = ("From", "To", "Cc", "Date")
+_LONGEST_HEADER: Final = 1000
+_DEEPEST: Final = 10
+
+
+def extract_mail(data: bytes, builder: TextBuilder) -> None:
+    """Add the text of a mail to `builder`, as Markdown: the subject as a heading, senders, receivers and date, and the
+    plain body if it has one, else the HTML body. Attached texts and mails follow (mails at most 10 deep); of other
+    attachments only the name is added.
+
+    Raises:
+        ParsingError: `document_malformed`: the data has no headers; `document_too_large`: the text is larger than the
+            builder allows.
+        Exception: the standard library may raise other exceptions for malformed mails.
+    """
+    message = BytesParser(policy=policy.default).parsebytes(data)
+    if not message.keys():
+        raise ParsingError("document_malformed", "the file has no headers of an e-mail")
+    _add_message(message, builder, 1)
+
+
+def _add_message(message: EmailMessage, builder: TextBuilder, depth: int) -> None:
+    if subject := _get_header(message, "Subject"):
+        builder.add_block(f"{'#' * min(depth, 6)} {subject}")
+    builder.add_block("\n".join(f"{name}: {value}" for name in _HEADERS if (value := _get_header(message, name))))
+    body = message.get_body(("plain", "html"))
+    if body is not None:
+        _add_text(body, builder)
+    if depth > _DEEPEST or not message.is_multipart():
+        return
+    for part in message.iter_attachments():
+        name = part.get_filename()
+        if part.get_content_type() == "message/rfc822":
+            _add_message(cast("EmailMessage", part.get_payload(0)), builder, depth + 1)
+        elif part.get_content_maintype() == "text":
+            builder.add_block(f"Attachment: {name or 'text'}")
+            _add_text(part, builder)
+        elif name:
+            builder.add_block(f"Attachment: {name}")
+
+
+def _add_text(part: MIMEPart, builder: TextBuilder) -> None:
+    """Add the text of a part; one that is no text, whatever it says, is left out."""
+    data = part.get_payload(decode=True)
+    if not isinstance(data, bytes):
+        return
+    try:
+        text = decode_text(data, part.get_content_charset())
+    except ParsingError:
+        return
+    if part.get_content_type() == "text/html":
+        extract_html(text, builder)
+    else:
+        builder.add_block(text.replace("\r\n", "\n"))
+
+
+def _get_header(message: EmailMessage, name: str) -> str:
+    """Return a header decoded, "" where it is missing or cannot be read."""
+    try:
+        value = message.get(name, "")
+    except (ValueError, IndexError, AttributeError, TypeError):
+        # The standard library's parser of addresses fails with any of these on malformed ones.
+        return ""
+    return " ".join(str(value).encode("utf-8", "replace").decode().split())[:_LONGEST_HEADER]
+
+
+CONTAINER: Final = "META-INF/container.xml"
+_ENCRYPTION: Final = "META-INF/encryption.xml"
+_FONTS_ONLY: Final = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")
+"""Methods that hide fonts, and no text."""
+
+
+def extract_epub(package: OfficePackage, builder: TextBuilder) -> None:
+    """Add the text of a book's chapters to `builder`, as Markdown, in the order of reading. Chapters are not pages. A
+    chapter that the book names and the file lacks is left out. Blocks.
+
+    Raises:
+        ParsingError: `document_malformed`, `document_encrypted` (protected against copying), `document_too_large`, or
+            `document_not_text` for a chapter in no known encoding.
+    """
+    if _ENCRYPTION in package.names:
+        package.parse_part(_ENCRYPTION, _refuse_encryption)
+    for name in _find_chapters(package, _find_book(package)):
+        data = package.read_part(name)
+        extract_html(decode_text(data, find_charset(data)), builder)
+
+
+def _refuse_encryption(tag: str, attributes: Mapping[str, str]) -> None:
+    if tag == "EncryptionMethod" and attributes.get("Algorithm", "") not in _FONTS_ONLY:
+        raise ParsingError("document_encrypted", "the book is protected against copying")
+
+
+def _find_book(package: OfficePackage) -> str:
+    """Return the part that lists the chapters."""
+    found: list[str] = []
+
+    def start(tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "rootfile":
+            found.append(resolve_name("", attributes.get("full-path", "")))
+
+    package.parse_part(CONTAINER, start)
+    if not found:
+        raise ParsingError("document_malformed", f"{CONTAINER} in the file names no book")
+    return found[0]
+
+
+def _find_chapters(package: OfficePackage, book: str) -> list[str]:
+    """Return the parts to read, in order. Parts that the book names and the file lacks are left out."""
+    folder = posixpath.dirname(book)
+    items: dict[str, str] = {}
+    chapters: list[str] = []
+
+    def start(tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "item" and attributes.get("media-type", "") in ("application/xhtml+xml", "text/html"):
+            items[attributes.get("id", "")] = resolve_name(folder, attributes.get("href", ""))
+        elif tag == "itemref":
+            chapters.append(items.get(attributes.get("idref", ""), ""))
+
+    package.parse_part(book, start)
+    return [name for name in chapters if name in package.names]

@@ -12,9 +12,8 @@ from typing import Final
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from retrieval.parsing.base import ParsingError, ParsingLimits
-from retrieval.parsing.formats.text_builder import TextBuilder
-from retrieval.parsing.structure import LONGEST_HEADING, Heading
+from retrieval.parsing.base import ParsingError, ParsingLimits, TextBuilder
+from retrieval.parsing.chunking import LONGEST_HEADING, Heading
 
 _HYPHEN: Final = re.compile(r"[\ufffe\x02]\s*")
 """PDFium's mark of a hyphen at the end of a line, within a word."""

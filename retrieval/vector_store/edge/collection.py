@@ -1,13 +1,42 @@
-"""One collection of an embedded store: its shard's process, its writes, and its optimization."""
+"""One collection of an embedded store: its files, its shard's process, its writes, and its optimization.
+
+    STORE/lock
+    STORE/NAME/collection.json    {"version": 1, "name": ..., "dimension": ..., "bm25": ..., "shard": "shard-000002"}
+    STORE/NAME/shard-000002/      Qdrant Edge's files
+    STORE/NAME/shard-000003/      a copy that is being optimized, or what a killed program left
+    STORE/NAME.damaged/           a collection that could not be opened
+
+The record is replaced atomically, so at every moment it names one whole shard. Everything else is removed at the start.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shutil
+import stat
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, VectorStoreError
+from retrieval.vector_store.base import (
+    COLLECTION_NAME,
+    CollectionSpec,
+    Point,
+    ScoredPoint,
+    VectorStoreError,
+    check_name,
+)
+from retrieval.vector_store.bm25_options import dump_options, load_options
 from retrieval.vector_store.edge.connection import (
     ShardConnection,
     ShardDamagedError,
@@ -15,12 +44,288 @@ from retrieval.vector_store.edge.connection import (
     open_shard,
     optimize_shard,
 )
-from retrieval.vector_store.edge.folder import CollectionFolder, CollectionRecord
 from retrieval.vector_store.edge.frames import decode_vector_text, encode_frame, encode_vector
-from retrieval.vector_store.edge.write_log import WriteLog
 from retrieval.vector_store.payload import make_payload
 
 logger = logging.getLogger(__name__)
+
+
+def copy_sparse_file(source: str, target: str) -> str:
+    """Copy a file that nobody writes to, and leave holes where it has holes. Return `target`; it is replaced where it
+    exists. For `shutil.copytree`. Blocks.
+
+    Raises:
+        OSError: the source is no regular file, or one of both cannot be read or written.
+    """
+    if not stat.S_ISREG(Path(source).stat().st_mode):
+        raise OSError(errno.EINVAL, "no regular file", source)  # opening a pipe would wait for its writer
+    with Path(source).open("rb") as read, Path(target).open("wb") as write:
+        size = os.fstat(read.fileno()).st_size
+        os.ftruncate(write.fileno(), size)
+        for start, end in _find_data(read.fileno(), size):
+            _copy_range(read.fileno(), write.fileno(), start, end)
+    return target
+
+
+def _find_data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that are no holes. A file system without holes has one, the whole file."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole to the end
+                return
+            raise
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
+
+
+def _copy_range(source: int, target: int, start: int, end: int) -> None:
+    os.lseek(target, start, os.SEEK_SET)
+    while start < end:
+        copied = os.sendfile(target, source, start, end - start)
+        if copied == 0:
+            raise OSError(errno.EIO, "the file became shorter while it was copied")
+        start += copied
+
+
+RECORD: Final = "collection.json"
+_RECORD_VERSION: Final = 1
+_SHARD: Final = re.compile(r"shard-(\d{6,})")
+_DAMAGED: Final = ".damaged"
+
+
+class RecordError(Exception):
+    """A collection's record is missing or malformed. The text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRecord:
+    """The content of a collection's `collection.json`: its name, dimension and options of BM25, and which shard is
+    current."""
+
+    spec: CollectionSpec
+    shard: str
+    """Name of the shard's folder in the collection's, as `shard-000002`."""
+
+
+def lock_store(folder: Path) -> int:
+    """Create the store's folder where it is missing, lock it, and return the descriptor that holds the lock.
+
+    The lock lasts until this descriptor is closed here and in all child processes that inherited it. Does not wait for
+    the lock. Raises BlockingIOError if another program has the lock, and OSError if the folder cannot be used.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class CollectionFolder:
+    """Reads and changes the files of one collection. Methods block, and raise OSError where the disk refuses."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        """Name the folder, which need not exist; nothing is read. Raises ValueError for a name that no collection can
+        have (see `arguments.check_name`)."""
+        check_name(name)
+        self.path = store / name
+        self._damaged = store / f"{name}{_DAMAGED}"
+
+    @property
+    def has_record(self) -> bool:
+        """Whether the file `collection.json` exists. A folder without it is no collection. Blocks."""
+        return (self.path / RECORD).exists()
+
+    def read_record(self) -> CollectionRecord:
+        """Return the collection's record. Raises RecordError where the file is missing or malformed, or names another
+        collection. Does not check that the shard exists. Blocks. Raises OSError if the file cannot be read."""
+        try:
+            record = json.loads((self.path / RECORD).read_text())
+            spec = CollectionSpec(record["name"], record["dimension"], load_options(record.get("bm25")))
+            shard = record["shard"]
+            is_valid = (
+                record["version"] == _RECORD_VERSION
+                and spec.name == self.path.name
+                and (spec.dimension is None or (type(spec.dimension) is int and spec.dimension > 0))
+                and _SHARD.fullmatch(shard)
+            )
+        except FileNotFoundError as error:
+            raise RecordError(f"{RECORD} is missing") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{RECORD} is malformed") from error
+        if not is_valid:
+            raise RecordError(f"{RECORD} is malformed")
+        return CollectionRecord(spec, shard)
+
+    def write_record(self, record: CollectionRecord) -> None:
+        """Replace `collection.json`, atomically and durably. The collection's folder must exist. Blocks. Raises
+        OSError."""
+        fields = {
+            "version": _RECORD_VERSION,
+            "name": record.spec.name,
+            "dimension": record.spec.dimension,
+            "bm25": dump_options(record.spec.bm25),
+            "shard": record.shard,
+        }
+        new = self.path / f"{RECORD}.new"
+        with new.open("w") as file:
+            json.dump(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path / RECORD)
+        _sync(self.path)
+        _sync(self.path.parent)
+
+    def make_shard(self) -> str:
+        """Create an empty folder for a new shard, with the next free number, and return its name. The collection's
+        folder is created where it is missing; the store's must exist. Blocks. Raises OSError."""
+        self.path.mkdir(exist_ok=True)
+        numbers = [int(found[1]) for entry in self.path.iterdir() if (found := _SHARD.fullmatch(entry.name))]
+        name = f"shard-{max(numbers, default=0) + 1:06}"
+        (self.path / name).mkdir()
+        return name
+
+    def copy_shard(self, source: str) -> str:
+        """Copy a shard that nobody writes to, and return the copy's name. Blocks, about 0.5 s per GB that is cached.
+        Raises OSError after it has removed the copy."""
+        name = self.make_shard()
+        try:
+            shutil.copytree(self.path / source, self.path / name, copy_function=copy_sparse_file, dirs_exist_ok=True)
+        except OSError:
+            self.remove_shard(name)
+            raise
+        return name
+
+    def sync_shard(self, shard: str) -> None:
+        """Call fsync on the shard's files and folders. What its process still holds in memory is not written. Files
+        that vanish meanwhile are skipped. Blocks. Raises OSError."""
+        for folder, _, files in os.walk(self.path / shard):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    _sync(Path(folder, name))
+            with contextlib.suppress(FileNotFoundError):
+                _sync(Path(folder))
+
+    def remove_shard(self, shard: str) -> None:
+        """Remove the folder of a shard that nobody has open. Errors are ignored; the next start removes the rest.
+        Blocks."""
+        shutil.rmtree(self.path / shard, ignore_errors=True)
+
+    def remove_leftovers(self, shard: str) -> None:
+        """Remove everything in the collection's folder but `collection.json` and the folder of this shard. Blocks.
+        Raises OSError."""
+        for entry in self.path.iterdir():
+            if entry.name not in (RECORD, shard):
+                _remove(entry)
+
+    def remove(self) -> None:
+        """Delete the collection's folder, its record first and durably, so that what a killed program leaves is no
+        collection. Does nothing if there is no folder. Blocks. Raises OSError."""
+        (self.path / RECORD).unlink(missing_ok=True)
+        if self.path.exists():
+            _sync(self.path)
+            shutil.rmtree(self.path)
+
+    def set_aside(self) -> Path:
+        """Rename the folder to `NAME.damaged`, so that it is no collection any more, and return the new path. An
+        earlier folder of that name is removed. Blocks. Raises OSError."""
+        if self._damaged.exists():
+            shutil.rmtree(self._damaged)
+        self.path.rename(self._damaged)
+        return self._damaged
+
+
+def list_collection_folders(store: Path) -> list[CollectionFolder]:
+    """Return the store's folders whose names a collection can have, sorted by name; damaged ones that were renamed are
+    not among them. A folder may lack its record. Raises OSError where the store's folder cannot be read. Blocks."""
+    names = sorted(entry.name for entry in store.iterdir() if entry.is_dir() and COLLECTION_NAME.fullmatch(entry.name))
+    return [CollectionFolder(store, name) for name in names]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class WriteLog:
+    """A queue of encoded requests in a temporary file, first in, first out. `append` and `take` block on the disk.
+
+    The file has no name, so a killed program leaves nothing. The owner calls `close`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Create the file on the disk of `folder`, which must exist. Blocks. Raises OSError if that fails."""
+        # Without a buffer, so that a full disk fails the request that does not fit, and neither `take` nor `close`.
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - close() closes it
+        self._end = 0
+        self._read = 0
+        self._pending = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the requests that `take` has not returned yet, and 4 more for each."""
+        return self._end - self._read
+
+    @property
+    def pending_count(self) -> int:
+        """How many requests `take` has not returned yet."""
+        return self._pending
+
+    def append(self, frame: bytes) -> None:
+        """Add a request at the end of the queue. Blocks: writes to the file. Raises OSError if the disk is full or
+        fails; the request is then not in the queue, and the queue stays usable."""
+        record = _LENGTH.pack(len(frame)) + frame
+        self._file.seek(self._end)
+        left = memoryview(record)
+        while left:
+            left = left[self._file.write(left) :]
+        self._end += len(record)
+        self._pending += 1
+
+    def take(self) -> bytes | None:
+        """Remove the oldest request from the queue, and return it; None if the queue is empty. Blocks: reads the file.
+        Raises OSError if the file cannot be read; the request then stays in the queue."""
+        if self._read == self._end:
+            return None
+        self._file.seek(self._read)
+        (length,) = _LENGTH.unpack(self._read_bytes(_LENGTH.size))
+        frame = self._read_bytes(length)
+        self._read += _LENGTH.size + length
+        self._pending -= 1
+        return frame
+
+    def close(self) -> None:
+        """Close the file, which frees its space. No method may be called afterwards but `close`."""
+        self._file.close()
+
+    def _read_bytes(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self._file.read(size)
+            if not part:
+                raise OSError(errno.EIO, "the log of writes became shorter")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
 
 UPSERT_BATCH: Final = 32
 """Points per request: 4 ms at dimension 384, which a search may have to wait."""
@@ -104,8 +409,7 @@ class EdgeCollection:
         replaces it.
 
         Writes are applied in the order of the calls. Searches see all of them when the call returns, and some of them
-        earlier. After an error, some batches may be written. The points are durable after `flush`. Raises
-        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`).
+        earlier. After an error, some batches may be written. The points are durable after `flush`.
         """
         async with self._writing:
             for start in range(0, len(points), UPSERT_BATCH):
@@ -117,8 +421,7 @@ class EdgeCollection:
 
     async def delete_points(self, where: Mapping[str, Any]) -> None:
         """Delete the points that match the filter (see `retrieval.vector_store.payload`), in batches, after all earlier
-        writes. After an error, some points may be deleted. Raises VectorStoreError, ShardDamagedError or OSError (see
-        `EdgeCollection`)."""
+        writes. After an error, some points may be deleted."""
         frame = encode_frame({"op": "delete", "where": where})
         async with self._writing:
             self._note_write(frame)
@@ -126,15 +429,13 @@ class EdgeCollection:
                 await self._flush_after(deleted)
 
     async def flush(self) -> None:
-        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Raises
-        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`)."""
+        """Wait for earlier writes, and make them durable, so that they survive a loss of power."""
         async with self._writing:
             await self._flush()
 
     async def read_vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
         """Return the dense vectors of stored points by their ids, scaled to length 1; ids without a point are missing.
-        Only for a collection with dense vectors, and for ids that are UUIDs (see `arguments.check_ids`). Raises
-        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`)."""
+        Only for a collection with dense vectors, and for ids that are UUIDs (see `arguments.check_ids`)."""
         vectors: dict[str, list[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
             found = await self._request(encode_frame({"op": "vectors", "ids": ids[start : start + UPSERT_BATCH]}))
@@ -146,15 +447,13 @@ class EdgeCollection:
 
         `request["op"]` is `search_dense`, with the keys `dimension`, `where` and `limit` and the query's vector in
         `data` (from `encode_vector`), or `search_sparse`, with `text`, `where`, `corpus` and `limit`, and no data;
-        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode, and VectorStoreError,
-        ShardDamagedError or OSError (see `EdgeCollection`).
+        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode.
         """
         found = await self._request(encode_frame(request, data))
         return [ScoredPoint(version, ordinal, score) for version, ordinal, score in found]
 
     async def count(self, where: Mapping[str, Any] | None) -> int:
-        """Return the exact number of points that match the filter, or of all points where `where` is None. Raises
-        VectorStoreError, ShardDamagedError or OSError (see `EdgeCollection`)."""
+        """Return the exact number of points that match the filter, or of all points where `where` is None."""
         counted: int = await self._request(encode_frame({"op": "count", "where": where}))
         return counted
 
@@ -163,8 +462,8 @@ class EdgeCollection:
 
         Searches go on meanwhile; writes wait while the copy is made and while it takes the shard's place. Returns at
         once where nothing was written since the last optimization; a concurrent call waits for the first. Cancelling
-        the call, or `close`, gives up the optimization. Raises VectorStoreError, ShardDamagedError or OSError (see
-        `EdgeCollection`) if it fails, and VectorStoreError if it is given up; the old shard is then still served.
+        the call, or `close`, gives up the optimization. Raises VectorStoreError if it is given up; after any error the
+        old shard is then still served.
         """
         async with self._optimizing:
             if self._is_optimized:

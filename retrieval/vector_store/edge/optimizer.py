@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from retrieval.vector_store.bm25_options import Bm25Options
-from retrieval.vector_store.edge.process_end import die_with_parent
-from retrieval.vector_store.edge.shard import Shard
+from retrieval.vector_store.edge.frames import die_with_parent
+from retrieval.vector_store.edge.shard_process import Shard
 
 
 def main() -> None:

@@ -9,17 +9,26 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from retrieval.vector_store.arguments import check_existing, check_ids, check_points, check_vector
-from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, SearchScope, VectorStoreError
-from retrieval.vector_store.edge.collection import EdgeCollection
-from retrieval.vector_store.edge.connection import ShardDamagedError
-from retrieval.vector_store.edge.folder import (
+from retrieval.vector_store.base import (
+    CollectionSpec,
+    Point,
+    ScoredPoint,
+    SearchScope,
+    VectorStoreError,
+    check_existing,
+    check_ids,
+    check_points,
+    check_vector,
+)
+from retrieval.vector_store.edge.collection import (
     CollectionFolder,
     CollectionRecord,
+    EdgeCollection,
     RecordError,
     list_collection_folders,
     lock_store,
 )
+from retrieval.vector_store.edge.connection import ShardDamagedError
 from retrieval.vector_store.edge.frames import encode_vector
 from retrieval.vector_store.payload import make_search_filter, make_tenant_filter, make_versions_filter
 
@@ -72,20 +81,11 @@ class EdgeStore:
         return "edge"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """Return the specs of the collections that are open, sorted by name; empty where there are none. No file is
-        read, and nothing is raised."""
+        """As `VectorStore` says. No file is read, and nothing is raised."""
         return [self._collections[name].spec for name in sorted(self._collections)]
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """Create an empty collection: its folder, its indexes, and the process that serves it. Does nothing where it
-        exists with the same spec.
-
-        Raises:
-            CollectionMismatchError: it exists with another dimension or other options of BM25.
-            ValueError: the name is not 1 to 100 characters of `a-z`, `0-9`, `-` and `_`.
-            VectorStoreError: the files cannot be written, or the process cannot be started. The caller repeats the
-                call, which removes what was begun.
-        """
+        """As `VectorStore` says. It makes the collection's folder, its indexes, and the process that serves it."""
         folder = CollectionFolder(self._folder, spec.name)
         async with self._changing:
             if (existing := self._collections.get(spec.name)) is not None:
@@ -98,9 +98,8 @@ class EdgeStore:
                 raise _make_store_error(error) from error
 
     async def delete_collection(self, name: str) -> None:
-        """End the collection's process, and delete its files. Does nothing where there is none of that name. Raises
-        VectorStoreError where the files cannot be deleted: the collection is still listed then, but closed, and the
-        caller repeats the call."""
+        """As `VectorStore` says. It ends the collection's process first. After VectorStoreError, because the files
+        cannot be deleted, the collection is still listed, but closed."""
         async with self._changing:
             if (collection := self._collections.get(name)) is None:
                 return
@@ -111,47 +110,28 @@ class EdgeStore:
             del self._collections[name]  # not before: a call after one that failed must try again
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """Write points, in batches; one with the id of a stored point replaces it. A search that begins after the
-        return sees them. Writes of one collection are applied in the order of the calls.
-
-        They survive the end of the process at once, and a loss of power after `flush_collection`.
-
-        Raises:
-            KeyError: the collection does not exist, or is damaged (see the class).
-            ValueError: the collection cannot hold a point (see `arguments.check_points`); nothing was written.
-            VectorStoreError: the store failed. Some of the points may be written; the caller repeats the call.
-        """
+        """As `VectorStore` says. Writes of one collection are applied in the order of the calls. The points survive the
+        end of the process at once, and a loss of power after `flush_collection`."""
         check_points(self._collections[collection].spec, points)
         await self._call(collection, lambda found: found.upsert_points(points))
 
     async def flush_collection(self, collection: str) -> None:
-        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Searches wait
-        meanwhile, perhaps some tenths of a second. Raises KeyError for an unknown or damaged collection, and
-        VectorStoreError."""
+        """As `VectorStore` says. Searches wait meanwhile, perhaps some tenths of a second."""
         await self._call(collection, lambda found: found.flush())
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """Delete all points of these versions, durable after `flush_collection`. Versions without points are ignored.
-        Raises KeyError for an unknown or damaged collection, and VectorStoreError, after which some may be deleted."""
+        """As `VectorStore` says."""
         await self._call(collection, lambda found: found.delete_points(make_versions_filter(versions)))
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
-
-        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID; KeyError for an
-        unknown or damaged collection; and VectorStoreError.
-        """
+        """As `VectorStore` says."""
         check_ids(self._collections[collection].spec, ids)
         return await self._call(collection, lambda found: found.read_vectors(ids))
 
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """Return up to `limit` points of the scope whose vectors are nearest to `vector` by cosine, best first.
-
-        Raises KeyError for an unknown or damaged collection; ValueError where the collection has no dense vectors, or
-        `vector` has another dimension or a number that is no finite 32-bit float; and VectorStoreError.
-        """
+        """As `VectorStore` says."""
         check_vector(self._collections[collection].spec, vector)
         request = {
             "op": "search_dense",
@@ -162,12 +142,7 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request, encode_vector(vector)))
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """Return up to `limit` points of the scope that share words with `text`, by BM25, best first. How rare a word
-        is counts over the points of the scope's tenant. Empty where `text` has no words.
-
-        Raises KeyError for an unknown or damaged collection, ValueError for text that is not valid Unicode, and
-        VectorStoreError.
-        """
+        """As `VectorStore` says."""
         request = {
             "op": "search_sparse",
             "text": text,
@@ -178,21 +153,17 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request))
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
-        Raises KeyError for an unknown or damaged collection, and VectorStoreError."""
+        """As `VectorStore` says."""
         where = None if tenant is None else make_tenant_filter(tenant)
         return await self._call(collection, lambda found: found.count(where))
 
     async def optimize_collection(self, collection: str) -> None:
-        """Build the indexes in a copy of the collection's files, in a process of its own, and serve the copy then. May
-        take minutes; searches and writes go on meanwhile, but writes pause briefly. Does nothing if nothing was written
-        since the last call. Raises KeyError for an unknown or damaged collection, and VectorStoreError if it fails or
-        `close` ends it; the old files are then still served."""
+        """As `VectorStore` says. The indexes are built in a copy of the collection's files, in a process of its own;
+        after VectorStoreError the old files are still served."""
         await self._call(collection, lambda found: found.optimize())
 
     async def close(self) -> None:
-        """Flush all collections, end their processes, and give up the folder's lock. Optimizations under way are given
-        up. No other method may be called afterwards; a second `close` does nothing."""
+        """As `VectorStore` says. A second `close` does nothing."""
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()

@@ -9,16 +9,21 @@ import pytest
 from playwright.async_api import expect
 
 from tests.fakes.fake_mcp_server import text_result
-from tests.support.attacks import ATTACKING_NAMES, CORPUS
 from tests.support.campaign import campaign_name
-from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
 from tests.support.fake_hub.server import FakeHub
-from tests.support.loop_thread import open_in_thread
-from tests.support.managed_stack import make_hub, managed_stack
 from tests.support.mcp_servers import mcp_process
 from tests.support.page_browser import DEADLINE_MS, Look
+from tests.support.page_stacks import (
+    CLOCKWORK,
+    SpokenStack,
+    clockwork_stack,
+    make_hub,
+    managed_stack,
+    open_in_thread,
+    spoken_stack,
+)
+from tests.support.page_texts import ATTACKING_NAMES, CORPUS
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.spoken_stack import SpokenStack, spoken_stack
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

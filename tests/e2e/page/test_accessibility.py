@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
-from tests.support.axe import AXE, require_axe, violations
-from tests.support.page_browser import open_context, post_as_page
-from tests.support.rich_markdown import RICH
+from tests.support.page_browser import AXE, open_context, post_as_page, require_axe, violations
+from tests.support.page_stacks import message
+from tests.support.page_texts import RICH
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.spoken_stack import message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

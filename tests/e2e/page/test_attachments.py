@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.async_api import FilePayload, Locator, Page, Request, expect
 
+from tests.support.document_files import make_pdf
 from tests.support.page_browser import Look, choose_model, open_page, require_page, send_message
-from tests.support.pdf_files import make_pdf
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack, serving
 from tests.support.seeing_model import BRIGHT, DARK, encode, make_image, make_projector, make_seeing_model, make_sound
 

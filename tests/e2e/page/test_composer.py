@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
-from controller.schema.status import ModelState
-from tests.support.clockwork_stack import CLOCKWORK, clockwork_stack
+from contract.status import ModelState
 from tests.support.page_browser import Look, open_page, send_message
+from tests.support.page_stacks import CLOCKWORK, clockwork_stack
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]

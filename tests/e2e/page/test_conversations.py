@@ -17,8 +17,8 @@ from tests.support.page_browser import (
     send_message,
     show_conversations,
 )
+from tests.support.page_stacks import message
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
-from tests.support.spoken_stack import message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

@@ -8,10 +8,10 @@ import signal
 import pytest
 from playwright.async_api import FilePayload, expect
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.support.page_browser import Look, choose_model, open_context, open_page, post_as_page, send_message
+from tests.support.page_stacks import message
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.spoken_stack import message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

@@ -11,9 +11,9 @@ import pytest
 from playwright.async_api import Error, Page, Route, expect
 
 from tests.fakes.fake_tool_model import Call, Fields, Move
-from tests.support.attacks import ATTACKING_NAMES, CORPUS, IMAGE, SVG
 from tests.support.page_browser import Look, open_context, open_page, send_message
-from tests.support.spoken_stack import SERVER, SpokenStack, message
+from tests.support.page_stacks import SERVER, SpokenStack, message
+from tests.support.page_texts import ATTACKING_NAMES, CORPUS, IMAGE, SVG
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

@@ -9,8 +9,8 @@ from playwright.async_api import expect
 
 from tests.fakes.fake_tool_model import Move
 from tests.support.page_browser import Look, open_page, send_message
-from tests.support.rich_markdown import RICH
-from tests.support.spoken_stack import SpokenStack, message
+from tests.support.page_stacks import SpokenStack, message
+from tests.support.page_texts import RICH
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

@@ -11,9 +11,9 @@ from playwright.async_api import Locator, Page, expect
 
 from tests.support.fake_hub.faults import Fault
 from tests.support.fake_hub.server import FakeHub
-from tests.support.gpu_site import gpu_site
-from tests.support.managed_stack import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
+from tests.support.monitored_site import gpu_site
 from tests.support.page_browser import Look, open_page, require_page, send_message
+from tests.support.page_stacks import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.wait import until
 

@@ -8,11 +8,10 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.fakes.fake_tool_model import Move
-from tests.support.axe import AXE, require_axe, violations
 from tests.support.mcp_server_program import PIXEL
-from tests.support.page_browser import PHONE, Look, open_context, open_page
+from tests.support.page_browser import AXE, PHONE, Look, open_context, open_page, require_axe, violations
+from tests.support.page_stacks import SpokenStack
 from tests.support.roundhouse_stack import RoundhouseStack
-from tests.support.spoken_stack import SpokenStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

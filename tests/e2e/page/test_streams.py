@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from playwright.async_api import FilePayload, Locator, Page, expect
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.fakes.fake_paced_engine import PacedEngine, paced_engine
+from tests.support.broken_peers import CuttingProxy, cutting_proxy
 from tests.support.campaign import RecordProperty, campaign_count, campaign_name, campaign_seed, record_figure
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.loop_thread import open_in_thread
 from tests.support.page_browser import (
     Look,
     choose_model,
@@ -27,6 +26,7 @@ from tests.support.page_browser import (
     send_message,
     show_conversations,
 )
+from tests.support.page_stacks import open_in_thread
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack, serving
 from tests.support.wait import until
 

@@ -7,7 +7,7 @@ from playwright.async_api import Locator, Page, expect
 
 from tests.fakes.fake_tool_model import Call, Move
 from tests.support.page_browser import Look, open_page, send_message, show_conversations
-from tests.support.spoken_stack import SERVER, SpokenStack, message
+from tests.support.page_stacks import SERVER, SpokenStack, message
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import psutil
 
-from controller.schema.status import ModelState, ModelStatus
+from contract.status import ModelState, ModelStatus
 from tests.gpu.rig import Rig
 from tests.gpu.step import Figures, Needs, Step, StepFailedError
 from tests.gpu.steps.vllm import CACHE, FIELDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.gpu.rig import MAIN_MEMORY, Rig, mib_grown
 from tests.gpu.step import Figures, Needs, Step, StepFailedError
 

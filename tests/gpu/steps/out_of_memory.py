@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psutil
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.gpu.rig import MIB, Rig
 from tests.gpu.step import Figures, Needs, NotTriedError, Step, StepFailedError
 from tests.support.wait import until

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.gpu.rig import Rig, mib_grown
 from tests.gpu.step import Figures, Needs, Step, StepFailedError
 from tests.gpu.steps.forecast import compare_forecast
-from tests.support.vllm_engine import ON_CPU
+from tests.support.installed_engines import ON_CPU
 
 MODEL: Final = "llama-hf"
 CACHE: Final = 512 * 2**20

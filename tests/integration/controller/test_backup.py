@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.status import ControllerStatus
+from contract.status import ControllerStatus
 from tests.support.cli import PROGRAM
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from controller.schema.status import ModelState
-from controller.storage.state_dir import StateDir
+from contract.status import ModelState
+from controller.state_dir import StateDir
 from tests.support.admin import AdminApi
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import ProcessRuntimeFixture

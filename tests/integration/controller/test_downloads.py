@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.app import run
-from controller.cli.exit_codes import ExitCode
+from cli.app import run
+from cli.output import ExitCode
+from contract.downloads import DownloadOrder
+from contract.errors import RoundhouseError
 from controller.downloads.transfers_client import TransfersClient, transfers_address
-from controller.schema.downloads import DownloadOrder
-from controller.schema.errors import RoundhouseError
 from tests.campaigns.record import REPOSITORY
 from tests.support.controller_app import running
 from tests.support.gguf_files import write_llama

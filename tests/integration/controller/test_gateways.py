@@ -23,11 +23,15 @@ STREAM = {"model": "a", "messages": [{"role": "user", "content": "Hi"}], "stream
 
 @pytest.fixture
 async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    """A controller, a gateway and a slow stub engine, loaded."""
+    """A controller, a gateway and a slow stub engine, loaded. The gateway starts first, where no folder is yet: it is
+    another start of the same gateway that follows it, all the same."""
     made = RoundhouseStack(folder, "process", {"ROUNDHOUSE_RESPONSES_RETENTION_H": "0", "ROUNDHOUSE_RETRIEVAL": "0"})
     made.declare({"a": {"backend": "stub", "stub_text": "word " * TOKENS, "stub_token_delay_ms": 20}})
-    await made.open()
     try:
+        made.start("gateway")
+        await until("the gateway listens", lambda: read_health(made.port))
+        made.start("controller")
+        await made.gateway_connected()
         await made.loaded("a")
         yield made
     finally:

@@ -15,15 +15,15 @@ import aiohttp
 import psutil
 import pytest
 
+from contract.status import ModelState
 from controller.assembly import Controller
 from controller.planning.gpu_use import SETTLED_S
 from controller.planning.placement import holders_of
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.runtime import ProcessRuntime
-from controller.schema.status import ModelState
 from controller.settings import ControllerSettings
 from controller.state import Phase
-from controller.storage.state_dir import StateDir
+from controller.state_dir import StateDir
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.support.require import require
 from tests.support.wait import until

@@ -17,7 +17,7 @@ from controller.assembly import Controller
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings
-from controller.storage.state_dir import StateDir
+from controller.state_dir import StateDir
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.fakes.fake_vllm import END_VARIABLE

@@ -10,9 +10,8 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support import response_state
-from tests.support.conversation_rest import Rest
-from tests.support.llama_servers import Kind, needed
-from tests.support.response_state import Site
+from tests.support.installed_engines import Kind, needed
+from tests.support.response_state import Rest, Site
 
 
 @pytest.fixture

@@ -7,21 +7,25 @@ import asyncio
 import contextlib
 import json
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from fastapi import FastAPI
 from yarl import URL
 
-from gateway.api import INFERENCE_GROUPS, chat, models
-from gateway.app import Gateway, create_gateway
-from gateway.exchange.api_spec import ApiSpec
-from gateway.ingress.route_access import Access, UndeclaredRouteError, require_access
-from gateway.routing.live_routes import LiveRoutes
+from contract.route_spec import Access
+from gateway.api.declare import HttpRoutes
+from gateway.api.inference import INFERENCE_ROUTES, InferenceRoute, declare_inference
+from gateway.api.models import declare_models
+from gateway.app import Gateway
+from gateway.exchange.hooks import ApiSpec
+from gateway.ingress.middleware import UndeclaredRouteError, require_access
 from gateway.routing.model_events import ModelEventLog
+from gateway.routing.table import LiveRoutes
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, assemble_gateway, engines, gateway_harness
 from tests.support.access_asker import (
     BODY,
     BOTH,
@@ -63,7 +67,7 @@ def declarations(gateway: Gateway) -> list[tuple[str, str, Access]]:
 
 
 def test_every_route_demands_what_was_decided() -> None:
-    declared = declarations(create_gateway(GatewaySettings(), None))
+    declared = declarations(assemble_gateway(GatewaySettings()))
     assert list_differences(declared) == []
     assert {path for (_, path), access in list_expected().items() if access in UNGUARDED} == {
         *("/health", "/health/live", "/health/ready", "/metrics", "/metrics/engines")
@@ -73,7 +77,7 @@ def test_every_route_demands_what_was_decided() -> None:
 
 def test_what_engines_serve_is_declared_to_the_framework_too() -> None:
     """It answers other methods of these paths, and describes them."""
-    gateway = create_gateway(GatewaySettings(), None)
+    gateway = assemble_gateway(GatewaySettings())
     framework = {(method, path): access for method, path, access in gateway.app.access.list_declarations()}
     for method, path, access in declarations(gateway):
         assert framework[method, path] == access
@@ -82,23 +86,21 @@ def test_what_engines_serve_is_declared_to_the_framework_too() -> None:
 def test_a_gateway_with_a_route_that_declares_nothing_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     _add_route(monkeypatch, lambda: None)
     with pytest.raises(UndeclaredRouteError, match=r"no access is declared for POST /one-more$"):
-        create_gateway(GatewaySettings(), None)
+        assemble_gateway(GatewaySettings())
 
 
 def test_a_route_that_nobody_decided_about_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _add_route(monkeypatch, require_access("any_key")(lambda: None))
-    declared = declarations(create_gateway(GatewaySettings(), None))
+    declared = declarations(assemble_gateway(GatewaySettings()))
     assert list_differences(declared) == ["POST /one-more: declared any_key, decided None"]
 
 
 def _add_route(monkeypatch: pytest.MonkeyPatch, endpoint: Any) -> None:
-    declare = models.declare
+    def declare_one_more(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog) -> None:
+        declare_models(routes, live, events)
+        routes.app.post("/one-more")(endpoint)
 
-    def declare_one_more(app: FastAPI, live: LiveRoutes, events: ModelEventLog) -> None:
-        declare(app, live, events)
-        app.post("/one-more")(endpoint)
-
-    monkeypatch.setattr(models, "declare", declare_one_more)
+    monkeypatch.setattr("gateway.app.declare_models", declare_one_more)
 
 
 def test_an_inference_route_that_declares_nothing_cannot_be_made() -> None:
@@ -112,23 +114,20 @@ def test_an_inference_route_that_nobody_decided_about_is_found(
     monkeypatch: pytest.MonkeyPatch, is_documented: bool
 ) -> None:
     """Also one that the framework does not know of."""
-    [*known] = chat.APIS
-    extra = ApiSpec("/v1/streams", scope="inference")
-    monkeypatch.setattr(chat, "APIS", (*known, extra))
-    declare = chat.declare
+    extra = replace(INFERENCE_ROUTES[0], api=ApiSpec("/v1/streams", scope="inference"))
 
-    def declare_one_more(app: FastAPI) -> None:
-        declare(app)
-        app.post(extra.path)(require_access(extra.scope)(lambda: None))
+    def declare_some(app: FastAPI, one: InferenceRoute) -> None:
+        if is_documented or one is not extra:
+            declare_inference(app, one)
 
-    if is_documented:
-        monkeypatch.setattr(chat, "declare", declare_one_more)
-    declared = declarations(create_gateway(GatewaySettings(), None))
+    monkeypatch.setattr("gateway.app.INFERENCE_ROUTES", (*INFERENCE_ROUTES, extra))
+    monkeypatch.setattr("gateway.app.declare_inference", declare_some)
+    declared = declarations(assemble_gateway(GatewaySettings()))
     assert list_differences(declared) == ["POST /v1/streams: declared inference, decided None"]
 
 
 def test_a_route_that_opens_to_another_scope_is_found() -> None:
-    declared = [one for one in declarations(create_gateway(GatewaySettings(), None)) if one[1] != "/slots"]
+    declared = [one for one in declarations(assemble_gateway(GatewaySettings())) if one[1] != "/slots"]
     assert list_differences([*declared, ("GET", "/slots", "inference")]) == [
         "GET /slots: declared inference, decided admin"
     ]
@@ -287,7 +286,7 @@ def stateful_requests(response_id: str) -> list[tuple[str, str, dict[str, Any]]]
     by_path: list[tuple[str, str, dict[str, Any]]] = [
         (method, filled_in(path, response_id), {}) for method, path in list_expected() if "{response_id}" in path
     ]
-    apis = [api.path for group in INFERENCE_GROUPS for api in group.APIS if api.state in ("read", "made")]
+    apis = [one.api.path for one in INFERENCE_ROUTES if one.api.state in ("read", "made")]
     asked: dict[str, Any] = {"model": "org/m", "input": "Hi"}
     continued = [("POST", path, asked | {"previous_response_id": response_id}) for path in apis]
     streamed = [("POST", "/v1/responses", asked | {"previous_response_id": response_id, "stream": True})]

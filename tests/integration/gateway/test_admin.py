@@ -21,20 +21,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.api import admin
-from gateway.app import create_gateway
+from gateway.api import forwarding
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
-from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving
+from tests.fakes.gateway_harness import GatewayHarness, assemble_gateway, engines, gateway_harness, serving
 from tests.fakes.mock_engine import MockEngine
+from tests.support.admin import error_of, never, received
 from tests.support.controller_app import running
-from tests.support.forwarding import error_of, never, received
 from tests.support.gateway_process import ended, start
 from tests.support.http_client import HttpClient, read_reply
+from tests.support.networks import make_certificate
 from tests.support.queueing import key
 from tests.support.raw_http import raw, request
 from tests.support.require import require
-from tests.support.tls_files import make_certificate
 from tests.support.wait import until
 
 
@@ -149,7 +148,7 @@ async def test_a_body_that_is_too_long_is_refused_here(chunked: bool, gateway: G
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(forwarding, "SHORT_BODY_TIMEOUT_S", 0.05)
 
     async def never() -> Any:
         yield b"{"
@@ -328,7 +327,7 @@ MEANT, OTHER = "127.0.0.2", "127.0.0.3"
 """Both are listened on; admin requests are for the first."""
 ADMIN_ROUTES = [
     ("POST" if method == "*" else method, path.replace("{rest:path}", "plan").replace("{id}", "0"))
-    for method, path, access in create_gateway(GatewaySettings(), None).app.access.list_declarations()
+    for method, path, access in assemble_gateway(GatewaySettings()).app.access.list_declarations()
     if access == "admin"
 ]
 REFUSALS = ("admin_closed", "admin_not_here")

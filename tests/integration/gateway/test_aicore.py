@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from common.atomic_write import write_atomic
-from controller.schema.routing import Endpoint, ModelRoute
-from controller.schema.status import ModelState
-from gateway.control.aicore_probe import AicoreProbe
-from gateway.routing.live_routes import LiveRoutes
-from gateway.storage import benchmark_results
+from contract.routing import Endpoint, ModelRoute
+from contract.status import ModelState
+from gateway.api import readiness
+from gateway.control.remote_prober import AicoreProbe
+from gateway.routing.table import LiveRoutes
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_phone_server import KEY, MODEL, FakePhone, fake_phone
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -110,7 +110,7 @@ async def test_the_event_loop_goes_on_while_a_result_is_written(
         assert went_on.wait(DEADLINE_S)
         write_atomic(*arguments, **options)
 
-    monkeypatch.setattr(benchmark_results, "write_atomic", slow)
+    monkeypatch.setattr(readiness, "write_atomic", slow)
     async with site(tmp_path) as (gateway, _):
         result = await gateway.post("/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
         assert result.status == 200

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from controller.cli.app import run
-from controller.cli.exit_codes import ExitCode
+from cli.app import run
+from cli.output import ExitCode
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.fakes.mock_engine import MockEngine
@@ -93,7 +93,7 @@ async def test_what_cannot_be_tested_is_one_line(tmp_path: Path, capsys: pytest.
 async def test_ctrl_c_saves_what_there_is(tmp_path: Path, gateway: GatewayHarness, engine: MockEngine) -> None:
     command = ["bench", "m", "--gateway", gateway.url, "--concurrency", "1,2", *ENDLESS, "--output", "a"]
     # A script of its own, because an installed `roundhouse` may be another checkout's.
-    program = "import sys; from controller.cli.app import run; sys.exit(run(sys.argv[1:]))"
+    program = "import sys; from cli.app import run; sys.exit(run(sys.argv[1:]))"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program, *command),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in [str(Path.cwd()), *sys.path] if path)},

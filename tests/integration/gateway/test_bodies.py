@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.admin import Capabilities
+from contract.admin import Capabilities
 from gateway.server.connection import TURN_BYTES, ClientConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import script, scripted

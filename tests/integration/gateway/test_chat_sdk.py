@@ -18,10 +18,10 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
-from controller.artifacts.facts import Gguf
+from controller.artifacts.heads import Gguf
 from controller.artifacts.read import read_artifact
-from controller.observe.engine_figures import MODELS_PATH, parse_figures
-from gateway.protocols.common.prompt_length import check_length
+from controller.observe.health import MODELS_PATH, parse_figures
+from gateway.protocols.common.capabilities import check_length
 from gateway.protocols.common.request import InferenceRequest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -210,7 +210,7 @@ async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(eng
     assert await prompt_tokens(reasoning="fox dog") == await prompt_tokens(reasoning_content="fox dog") > without
 
 
-async def test_tools(engine: Engine, sdk: Sdk) -> None:
+async def test_tools_are_called_and_refused_by_every_engine(engine: Engine, sdk: Sdk) -> None:
     for answer in (await sdk.create(**engine.asks), await sdk.gathered(**engine.asks)):
         assert answer.choices[0].finish_reason == "tool_calls"
         assert read(calls_in(answer)) == engine.calls
@@ -240,7 +240,7 @@ async def test_a_tool_that_must_be_called_is(engine: Engine, sdk: Sdk) -> None:
             assert read(joined(await sdk.chunks(**asked))[2])[:1] == [(name, {"city": city})]
 
 
-async def test_structured_output(sdk: Sdk) -> None:
+async def test_structured_output_is_parsed_and_streamed(sdk: Sdk) -> None:
     answer = await sdk.parse("plain", Place)
     assert answer.choices[0].message.parsed == Place(city="Paris", rank=1)
     assert answer.choices[0].finish_reason == "stop"

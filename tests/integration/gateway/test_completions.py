@@ -11,12 +11,12 @@ import openai
 import pytest
 from openai.types import Completion
 
+from contract.admin import Capabilities
 from controller.engines.llama_server import LlamaServer
-from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.clockwork_caller import SPOKEN, TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.installed_engines import Kind, needed, started
+from tests.support.scripted_model_file import SPOKEN, TEMPLATE, make_caller
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make_model
 
@@ -101,7 +101,7 @@ def prompt(model: str) -> str:
 
 
 @pytest.mark.parametrize("model", ["native", "over-chat"])
-async def test_blocking(complete: Complete, model: str) -> None:
+async def test_a_completion_is_given_whole_by_every_model(complete: Complete, model: str) -> None:
     for given in (prompt(model), [prompt(model)]):
         made: Completion = await complete(model=model, prompt=given, temperature=0, user="u")
         assert [choice.model_dump(exclude_unset=True)["text"] for choice in made.choices] == [SENTENCE]
@@ -115,7 +115,7 @@ async def test_blocking(complete: Complete, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["native", "over-chat"])
-async def test_streaming(complete: Complete, model: str) -> None:
+async def test_a_completion_is_streamed_by_every_model(complete: Complete, model: str) -> None:
     parts: list[Completion] = await complete(model=model, prompt=prompt(model), temperature=0, stream=True)
     assert "".join(part.choices[0].text for part in parts) == SENTENCE
     assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]

@@ -13,15 +13,14 @@ import aiohttp
 import pytest
 
 from common.internal_server import ListeningServer, open_listener
-from common.program_address import ProgramAddress
-from common.program_client import ProgramClient
-from controller.schema.admin import Capabilities
+from common.program_client import ProgramAddress, ProgramClient
+from contract.admin import Capabilities
 from gateway.upstream.connection import EngineConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.broken_peers import DEADLINE_S, REFUSAL, EarlyPeer, Then, early_peer
 from tests.support.campaign import campaign_count
-from tests.support.early_peer import DEADLINE_S, REFUSAL, EarlyPeer, Then, early_peer
-from tests.support.retrieval_gateway import retrieval_gateway
+from tests.support.retrieval_harness import retrieval_gateway
 
 THEN: tuple[Then, ...] = ("keep", "half-close", "close")
 

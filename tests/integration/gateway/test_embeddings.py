@@ -19,7 +19,7 @@ from openai.types import CreateEmbeddingResponse
 from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import needed, started
+from tests.support.installed_engines import needed, started
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker

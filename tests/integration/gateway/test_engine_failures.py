@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.routing import Endpoint
+from contract.routing import Endpoint
 from gateway.admission.circuit_breaker import LONGEST_PAUSE_S
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, nobody_accepts, script, scripted

@@ -16,7 +16,7 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from controller.schema.errors import ERROR_CODES
+from contract.errors import ERROR_CODES
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, Family

@@ -11,14 +11,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.ticket import Ticket
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.gateway_rest import nothing_left
 from tests.support.http_client import HttpClient
-from tests.support.llama_servers import needed, started
+from tests.support.installed_engines import needed, started
 from tests.support.llama_slots import make_endless
 from tests.support.queueing import key
 from tests.support.wait import until

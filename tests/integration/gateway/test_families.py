@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.runtimes.naming import replica_name
-from controller.schema.status import ModelState
+from contract.status import ModelState
+from controller.runtimes.base import replica_name
 from controller.state import ReplicaId
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scripted
@@ -219,7 +219,7 @@ ENVELOPE = json.dumps(
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-async def test_an_error_answer(family: Family, gateway: GatewayHarness) -> None:
+async def test_an_engines_error_answer_reaches_the_client(family: Family, gateway: GatewayHarness) -> None:
     bodies = (ERROR, MESSAGES_ERROR, ENVELOPE, SAID.encode(), json.dumps({"detail": SAID}).encode())
     async with scripted(*(refusal(body) for body in bodies)) as engine:
         await gateway.publish(family.route("m", engine.url))
@@ -234,7 +234,7 @@ async def test_an_error_answer(family: Family, gateway: GatewayHarness) -> None:
 
 @pytest.mark.parametrize("family", STREAMING, ids=str)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "gathered"])
-async def test_an_error_event(family: Family, stream: bool) -> None:
+async def test_an_engines_error_event_reaches_the_client(family: Family, stream: bool) -> None:
     data = [b"event: error\ndata: %b\n\n" % error for error in (ERROR, MESSAGES_ERROR)]
     if family.speaks != "/v1/messages":
         old_form = json.dumps({"message": SAID, "code": 500}).encode()

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.admin import Capabilities
+from contract.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_tool_model import Call, Move
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.gateway_rest import nothing_left
-from tests.support.llama_servers import needed, started
+from tests.support.installed_engines import needed, started
 from tests.support.llama_slots import make_endless
 from tests.support.queueing import key
 from tests.support.tool_loop import BONN, SAYS, looping

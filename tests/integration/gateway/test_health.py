@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, Stamp, StartAttempt
-from controller.schema.status import ModelState
+from contract.routing import Endpoint, ModelRoute, RoutingTable, Stamp, StartAttempt
+from contract.status import ModelState
 from gateway import health_check
 from gateway.metrics.engine_scraper import MAX_BYTES, EngineScraper
-from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import LiveRoutes
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import fake_retrieval
@@ -27,8 +27,8 @@ from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.access_asker import KEYS, bearer
 from tests.support.gateway_process import running
+from tests.support.networks import make_certificate
 from tests.support.ports import free_port
-from tests.support.tls_files import make_certificate
 from tests.support.wait import until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import MagicMock
@@ -15,28 +15,20 @@ from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry
 
 from common.internal_tokens import INTERNAL_TOKENS, OPEN_PATHS, RETRIEVAL_TOKEN, InternalToken, Program
+from common.program import TokenCheck
 from common.shared_token import SharedToken
-from controller.api import token_check as controller_check
+from contract.retrieval import BACKGROUND_HEADER, ROUTES
 from controller.api.app import create_app
-from retrieval.api import app as retrieval_app
-from retrieval.embedding.client import GatewayModelClient
-from retrieval.schema.headers import BACKGROUND_HEADER
-from retrieval.schema.routes import ROUTES
+from retrieval.embedding import GatewayModelClient
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.support.access_asker import BODY, KEYS, filled_in
 from tests.support.access_table import find_expected, list_expected
 from tests.support.wait import until
-from transfers.api import app as transfers_app
 from transfers.assembly import Transfers
 from transfers.settings import TransfersSettings
 
 TOKENS: Final = {each.name: f"the-{each.name.replace(' ', '-')}-of-tests" for each in INTERNAL_TOKENS}
-CHECKS: Final[dict[Program, Callable[..., Any]]] = {
-    "controller": controller_check.TokenCheck,
-    "retrieval": retrieval_app.TokenCheck,
-    "transfers": transfers_app.TokenCheck,
-}
 OWN: Final[dict[Program, InternalToken]] = {
     program: token for token in INTERNAL_TOKENS for program in token.opens if program != "gateway"
 }
@@ -54,7 +46,7 @@ def list_routes(program: Program, folder: Path) -> set[tuple[str, str]]:
     return {(method, each.path) for each in routes for method in getattr(each, "methods", ("GET",))}
 
 
-@pytest.mark.parametrize("program", CHECKS)
+@pytest.mark.parametrize("program", OWN)
 async def test_a_program_opens_to_its_own_token_alone(program: Program, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKENS[OWN[program].name])
     reached: list[str] = []
@@ -62,7 +54,7 @@ async def test_a_program_opens_to_its_own_token_alone(program: Program, tmp_path
     async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         reached.append(scope["path"])
 
-    check = CHECKS[program](app, SharedToken(tmp_path / "token", "the token"))
+    check = TokenCheck(app, SharedToken(tmp_path / "token", "the token"), OWN[program])
     routes = list_routes(program, tmp_path)
     assert {path for _, path in routes} >= OPEN_PATHS[program]
     for method, path in sorted(routes):

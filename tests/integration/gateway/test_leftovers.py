@@ -12,16 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from urllib.parse import urlsplit
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import nobody_accepts
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support import gateway_process
 from tests.support.engine_calls import on
 from tests.support.hostile_clients import KINDS, Target, torment
-from tests.support.leftovers import leftovers_of
+from tests.support.memory import leftovers_of, memory_of
 from tests.support.ports import free_port
-from tests.support.process_memory import memory_of
 from tests.support.raw_http import chat_body, raw, request, spotless
 from tests.support.wait import until
 
@@ -113,7 +112,7 @@ async def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_noth
     async with _site() as gateway:
         server = gateway.server
         assert server is not None
-        engine_client = server._gateway.inference._services.engines
+        engine_client = server.gateway.inference._services.engines
         with leftovers_of(*PACKAGES) as left:
             for _ in range(TRIES):
                 async with raw(gateway) as client:

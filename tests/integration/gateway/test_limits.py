@@ -10,8 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.routing.live_routes import LiveRoutes
-from gateway.routing.table import Routes
+from gateway.routing.table import LiveRoutes, Routes
 from gateway.tenancy import rate_limits
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import holding

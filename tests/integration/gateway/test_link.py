@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from common.processes import read_host
-from controller.schema.routing import RoutingTable, Stamp
-from controller.schema.status import ModelState
-from gateway.control import link, report_schedule
+from contract.routing import RoutingTable, Stamp
+from contract.status import ModelState
+from gateway.control import inflight, link
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving
@@ -114,8 +114,8 @@ async def test_after_an_acknowledgement_no_request_goes_by_an_older_table(gatewa
 
 
 async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_schedule, "COALESCE_S", 3600.0)
-    monkeypatch.setattr(report_schedule, "EVERY_S", 3600.0)
+    monkeypatch.setattr(inflight, "COALESCE_S", 3600.0)
+    monkeypatch.setattr(inflight, "EVERY_S", 3600.0)
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
         start = len(gateway.controller.reports)
@@ -127,14 +127,14 @@ async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_reports_go_even_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_schedule, "EVERY_S", 0.05)
+    monkeypatch.setattr(inflight, "EVERY_S", 0.05)
     async with gateway_harness() as gateway:
         await until("reports without a change", lambda: len(gateway.controller.reports) > 5)
 
 
 async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_schedule, "COALESCE_S", 3600.0)
-    monkeypatch.setattr(report_schedule, "EVERY_S", 3600.0)
+    monkeypatch.setattr(inflight, "COALESCE_S", 3600.0)
+    monkeypatch.setattr(inflight, "EVERY_S", 3600.0)
     async with gateway_harness(autoload_timeout_s=60) as gateway:
         for _ in range(3):
             await gateway.publish(route("m", state=ModelState.UNLOADED, autoload=True))

@@ -15,7 +15,7 @@ import pytest
 
 from common.log_formats import create_formatter
 from gateway.exchange.engine_stage import EngineStage
-from gateway.protocols.common.openai_events import OpenAIStream
+from gateway.protocols.common.streams import OpenAIStream
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.support.gateway_process import running
@@ -45,7 +45,7 @@ BROKEN: list[bytes] = [
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """All that our programs log, debug included."""
     caplog.set_level(logging.INFO)
-    for name in ("gateway", "common"):
+    for name in ("gateway", "assistant", "common"):
         caplog.set_level(logging.DEBUG, logger=name)
     return caplog
 

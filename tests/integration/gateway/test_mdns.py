@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.network_namespace import Lan, private_lan
+from tests.support.networks import Lan, private_lan
 
 pytestmark = pytest.mark.slow
 

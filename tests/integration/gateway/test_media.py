@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, started
+from tests.support.installed_engines import Kind, started
 from tests.support.seeing_model import (
     BRIGHT,
     DARK,
@@ -115,7 +115,7 @@ def user(content: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
-async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+async def test_images_of_a_chat_are_seen(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with sdk(gateway) as client:
         messages = user(chat_content(*images))
         response = await client.chat.completions.create(model="seeing", messages=messages)
@@ -125,7 +125,7 @@ async def test_a_chat(gateway: GatewayHarness, images: tuple[bytes, ...], said: 
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
-async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+async def test_images_of_a_response_are_seen(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with sdk(gateway) as client:
         asked = user(response_content(*images))
         response = await client.responses.create(model="seeing", input=asked)
@@ -136,7 +136,7 @@ async def test_a_response(gateway: GatewayHarness, images: tuple[bytes, ...], sa
 
 
 @pytest.mark.parametrize(("images", "said"), SEEN)
-async def test_a_message(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
+async def test_images_of_a_message_are_seen(gateway: GatewayHarness, images: tuple[bytes, ...], said: str) -> None:
     async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
         body: dict[str, Any] = {"model": "seeing", "max_tokens": 64, "messages": user(message_content(*images))}
         response = await client.messages.create(**body)
@@ -248,7 +248,7 @@ SOUNDS = [(make_sound(30_000), BRIGHT), (make_sound(300), BRIGHT), (make_sound(0
 
 
 @pytest.mark.parametrize(("sound", "said"), SOUNDS, ids=["noise", "soft noise", "silence"])
-async def test_a_sound(gateway: GatewayHarness, sound: bytes, said: str) -> None:
+async def test_a_sound_is_heard(gateway: GatewayHarness, sound: bytes, said: str) -> None:
     part: Any = {"type": "input_audio", "input_audio": {"data": encode(sound), "format": "wav"}}
     async with sdk(gateway) as client:
         messages = user([part, {"type": "text", "text": QUESTION}])

@@ -12,14 +12,14 @@ import pydantic
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
-from controller.schema.admin import Capabilities
+from contract.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness
-from tests.support.clockwork_caller import SPOKEN, THOUGHT
-from tests.support.llama_servers import Kind
+from tests.support.installed_engines import Kind
 from tests.support.messages_gateway import TOKEN, client_of, llama_servers, messages_gateway, worker_of_ours
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.queueing import key
+from tests.support.scripted_model_file import SPOKEN, THOUGHT
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
@@ -102,7 +102,7 @@ async def test_the_first_event_of_a_stream_tells_the_prompts_tokens(
 
 
 @pytest.mark.parametrize("model", ["plain", "worker"])
-async def test_text(client: anthropic.AsyncAnthropic, model: str) -> None:
+async def test_a_message_is_answered_with_text_and_usage(client: anthropic.AsyncAnthropic, model: str) -> None:
     message = await both(client, model=model)
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": SENTENCE}]
     assert (message.model, message.stop_reason, message.stop_sequence) == (model, "end_turn", None)
@@ -178,7 +178,7 @@ class Place(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("model", ["plain", "worker"])
-async def test_structured_output(client: anthropic.AsyncAnthropic, model: str) -> None:
+async def test_structured_output_of_messages_is_parsed(client: anthropic.AsyncAnthropic, model: str) -> None:
     parsed = await client.messages.parse(
         model=model, max_tokens=60, messages=HI, output_format=Place, extra_body={"temperature": 0}
     )
@@ -188,7 +188,7 @@ async def test_structured_output(client: anthropic.AsyncAnthropic, model: str) -
 
 
 @pytest.mark.parametrize("model", ["plain", "worker"])
-async def test_why_it_stops(client: anthropic.AsyncAnthropic, model: str) -> None:
+async def test_a_message_says_why_it_stopped(client: anthropic.AsyncAnthropic, model: str) -> None:
     short = await both(client, model=model, max_tokens=3)
     assert (short.stop_reason, short.content[0].to_dict()["text"]) == ("max_tokens", "The quick brown")
     ended = await both(client, model=model, stop_sequences=["never", " fox"])

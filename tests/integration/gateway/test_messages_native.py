@@ -12,7 +12,7 @@ import pytest
 from anthropic.types import ThinkingBlock, ToolUseBlock
 
 from tests.fakes.gateway_harness import GatewayHarness
-from tests.support.llama_servers import Kind
+from tests.support.installed_engines import Kind
 from tests.support.messages_gateway import llama_servers, messages_gateway
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.worker_process import Worker

@@ -8,9 +8,9 @@ import anthropic
 import openai
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.admin import Capabilities
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS

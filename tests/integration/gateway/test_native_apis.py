@@ -11,18 +11,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from contract.errors import ERROR_CODES
+from contract.routing import ModelRoute
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
-from controller.schema.errors import ERROR_CODES
-from controller.schema.routing import ModelRoute
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.request import parse_request
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.llama_native import NATIVE
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
-from tests.support.llama_servers import Kind, started
+from tests.support.installed_engines import Kind, started
 from tests.support.queueing import key
+from tests.support.scripted_model_file import SPOKEN, TEMPLATE, THOUGHT, make_caller
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make_model
 

@@ -14,7 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
-from gateway.api import INFERENCE_GROUPS
+from gateway.api.inference import INFERENCE_ROUTES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.campaign import campaign_count
@@ -35,7 +35,7 @@ STORED_OBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
 """By the name of a path's parameter, how an object of that id is made."""
 Known = dict[str, Iterator[str]]
 """By that name, ids of objects, each used once."""
-STREAMING = {api.path for group in INFERENCE_GROUPS for api in group.APIS if api.streams}
+STREAMING = {route.api.path for route in INFERENCE_ROUTES if route.api.streams}
 ENDLESS = "/models/sse"
 """An event stream that only its client ends. Generated requests would wait for its end."""
 load_all_checks()

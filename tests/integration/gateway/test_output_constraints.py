@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from contract.routing import ModelRoute
 from controller.engines import ENGINES
-from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support import worker_engines
@@ -90,7 +90,7 @@ def text_of(path: str, answer: Any) -> str:
     return str(choice["message"]["content"] if path == CHAT else choice["text"])
 
 
-async def test_it_is_followed(gateway: GatewayHarness) -> None:
+async def test_an_output_constraint_is_followed(gateway: GatewayHarness) -> None:
     for path, fields, expected in FOLLOWED:
         reply = await gateway.post(path, model="m", **ASKED[path], **fields)
         assert text_of(path, reply.success) == expected, (path, fields)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.page.page_files import INDEX
-from gateway.page.security_headers import security_headers
+from gateway.page.page_files import INDEX, security_headers
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.queueing import key

@@ -14,11 +14,11 @@ import pytest
 from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import gateway_harness
-from tests.support import llama_servers
+from tests.support import installed_engines
 from tests.support.campaign import RecordProperty, campaign_count, record_figure
 from tests.support.clockwork_folders import make_hf, widen_context
 from tests.support.coding_agents import AGENTS, play_session
-from tests.support.vllm_engine import ON_CPU, start_worker
+from tests.support.installed_engines import ON_CPU, start_worker
 from tests.support.worker_process import Worker
 from worker.clockwork import make_vocabulary, make_weights, write_gguf
 
@@ -54,11 +54,11 @@ def start_engine(backend: str, folder: Path) -> Iterator[Worker]:
         with start_worker(folder, "m", TOKEN, **VLLM_FIELDS) as worker:
             yield worker.ready()
         return
-    llama_servers.needed("binary")
+    installed_engines.needed("binary")
     vocabulary = make_vocabulary()
     write_gguf(folder / "m.gguf", vocabulary, make_weights(vocabulary), CONTEXT, TEMPLATE)
     flags = ("--ctx-size", str(CONTEXT), "--no-warmup")
-    with llama_servers.started("binary", folder, "m", folder / "m.gguf", *flags, token=TOKEN) as worker:
+    with installed_engines.started("binary", folder, "m", folder / "m.gguf", *flags, token=TOKEN) as worker:
         yield worker.ready()
 
 

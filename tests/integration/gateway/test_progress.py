@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import EVENTS, HoldingEngine, holding
 from tests.fakes.fake_scripted_engine import Script, scripted

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, started
+from tests.support.installed_engines import Kind, started
 from tests.support.resumed_streams import CHAT
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model

@@ -12,10 +12,10 @@ import aiohttp
 import openai
 import pytest
 
-from gateway.protocols.common.token_events import TokenEventCounter
+from gateway.protocols.common.dialect import TokenEventCounter
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
-from tests.support.llama_servers import needed, started
+from tests.support.installed_engines import needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make_model
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe, RemoteResult
-from controller.schema.status import ModelState
+from contract.routing import Endpoint, ModelRoute, RemoteProbe, RemoteResult
+from contract.status import ModelState
 from gateway.control.remote_health import FAILURES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
@@ -97,7 +97,7 @@ async def test_a_change_is_reported_at_once_a_redirect_not_followed_and_a_limit_
         for status in (503, 302):
             far.status = status
             told = await gateway.controller.report_where(
-                lambda report: str(far.status) in str(report.remotes["m"].error)
+                lambda report: f"answers HTTP {far.status}" in str(report.remotes["m"].error)
             )
             assert told.remotes["m"].at > first.at
         far.status = 429
@@ -116,7 +116,9 @@ async def test_two_failures_are_none_and_a_third_says_when_it_is_asked_again() -
         assert failed.retry_at is not None
         assert failed.retry_at > failed.at
         far.status = 401
-        told = await gateway.controller.report_where(lambda report: "401" in str(report.remotes["m"].error))
+        told = await gateway.controller.report_where(
+            lambda report: "answers HTTP 401" in str(report.remotes["m"].error)
+        )
         assert told.remotes["m"].retry_at is None, "only another key helps"
 
 

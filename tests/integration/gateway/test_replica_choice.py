@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine

@@ -11,7 +11,7 @@ import pytest
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.llama_servers import Kind, started
+from tests.support.installed_engines import Kind, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 

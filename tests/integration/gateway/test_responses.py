@@ -20,10 +20,10 @@ from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import CHAT_EVENTS
-from tests.support.clockwork_caller import DONE_SAID, SPOKEN, THOUGHT
-from tests.support.llama_servers import needed
+from tests.support.installed_engines import needed
 from tests.support.responses import Fields, check_response, folded
 from tests.support.responses_gateway import engines, responses_gateway
+from tests.support.scripted_model_file import DONE_SAID, SPOKEN, THOUGHT
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
@@ -98,7 +98,7 @@ async def blocking(gateway: GatewayHarness, **fields: Any) -> Fields:
 
 
 @pytest.mark.parametrize("model", ["plain", "worker"])
-async def test_a_text(make: Make, model: str) -> None:
+async def test_a_response_is_the_same_whole_and_streamed(make: Make, model: str) -> None:
     response: Response = await make(model=model, input="Hi", instructions="Be brief.")
     assert (response.output_text, response.model, response.status) == (SENTENCE, model, "completed")
     assert response.usage is not None
@@ -303,7 +303,7 @@ async def test_openais_client_that_blocks(gateway: GatewayHarness) -> None:
 
 
 @pytest.mark.parametrize("by_responses", [True, False])
-async def test_langchain(gateway: GatewayHarness, by_responses: bool) -> None:
+async def test_langchain_reads_responses_and_chats(gateway: GatewayHarness, by_responses: bool) -> None:
     def model(name: str) -> ChatOpenAI:
         return ChatOpenAI(
             model=name,

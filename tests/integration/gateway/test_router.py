@@ -12,11 +12,10 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.status import ModelState
-from tests.fakes.fake_admin import ReceivedRequest
+from contract.errors import RoundhouseError
+from contract.status import ModelState
+from tests.fakes.fake_admin import PINNED, FakeDownloads, ReceivedRequest, download
 from tests.fakes.fake_controller import route
-from tests.fakes.fake_downloads import PINNED, FakeDownloads, download
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 
 

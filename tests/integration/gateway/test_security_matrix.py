@@ -17,13 +17,13 @@ from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
+from contract.errors import ERROR_CODES, RoundhouseError
+from contract.keys import Key
+from contract.status import ModelState
+from contract.tools import ToolRoute
 from controller.api.app import create_app
-from controller.schema.errors import ERROR_CODES, RoundhouseError
-from controller.schema.keys import Key
-from controller.schema.status import ModelState
-from controller.schema.tools import ToolRoute
-from gateway.api import INFERENCE_GROUPS
-from gateway.exchange.api_spec import ApiSpec
+from gateway.api.inference import INFERENCE_ROUTES
+from gateway.exchange.hooks import ApiSpec
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
@@ -146,9 +146,8 @@ class Route:
 
 def inference_routes() -> Iterator[Route]:
     """Those that engines answer."""
-    for group in INFERENCE_GROUPS:
-        for api in group.APIS:
-            yield Route(api.method, api.path, "inference", api)
+    for one in INFERENCE_ROUTES:
+        yield Route(one.api.method, one.api.path, "inference", one.api)
 
 
 async def every_route(gateway: GatewayHarness) -> list[Route]:

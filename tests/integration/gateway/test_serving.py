@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.errors import ERROR_CODES
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.admin import Capabilities
+from contract.errors import ERROR_CODES
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine
-from tests.support.forwarding import error_of
+from tests.support.admin import error_of
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 SEES = [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.conversations import Conversation, Turn, disturb
-from tests.support.llama_servers import Kind, needed, started
+from tests.support.installed_engines import Kind, needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make_model
 

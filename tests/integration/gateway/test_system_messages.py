@@ -19,7 +19,7 @@ from controller.engines import ENGINES
 from controller.observe.prober import Prober, ProbeTarget
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import gateway_harness
-from tests.support import llama_servers, worker_engines
+from tests.support import installed_engines, worker_engines
 from tests.support.clockwork_folders import make_ct2
 from tests.support.wait import until
 from tests.support.worker_process import Worker
@@ -52,8 +52,8 @@ def start_engine(backend: str, folder: Path, template: str) -> Worker:
     write_gguf(folder / "model", vocabulary, make_weights(vocabulary), CONTEXT, template)
     if backend == "llama_cpp":
         return worker_engines.start(backend, folder / "log", "--model", str(folder / "model"), token=TOKEN)
-    llama_servers.needed("binary")
-    return llama_servers.started("binary", folder, "m", folder / "model", token=TOKEN)
+    installed_engines.needed("binary")
+    return installed_engines.started("binary", folder, "m", folder / "model", token=TOKEN)
 
 
 async def probe_system_first(backend: str, worker: Worker) -> bool | None:

@@ -15,9 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.schema.errors import ErrorEnvelope
-from gateway.server.plain_http import DROPPED_BYTES
-from gateway.server.tls_certificate import CHECK_S
+from contract.errors import ErrorEnvelope
+from gateway.server.tls_certificate import CHECK_S, DROPPED_BYTES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from controller.schema.routing import ModelRoute
+from contract.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support import llama_servers
+from tests.support import installed_engines
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seeds, record_figure
 from tests.support.llama_slots import make_endless
 from tests.support.wait import until
@@ -206,9 +206,9 @@ class Shared:
 
 @pytest.fixture
 async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
-    llama_servers.needed("embedded")
+    installed_engines.needed("embedded")
     make_endless(tmp_path / "endless.gguf")
-    with llama_servers.started("embedded", tmp_path, "m", tmp_path / "endless.gguf", token=TOKEN) as worker:
+    with installed_engines.started("embedded", tmp_path, "m", tmp_path / "endless.gguf", token=TOKEN) as worker:
         worker.ready()
         async with gateway_harness() as gateway:
             url = f"http://127.0.0.1:{worker.port}"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from contract.admin import Capabilities
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
-from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.clockwork_caller import TEMPLATE, make_caller
-from tests.support.llama_servers import Kind, started
+from tests.support.installed_engines import Kind, started
+from tests.support.scripted_model_file import TEMPLATE, make_caller
 from tests.support.worker_process import Worker
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]

@@ -17,21 +17,26 @@ import openai
 import pytest
 
 from controller.engines import ENGINES
-from controller.observe.engine_figures import parse_figures
-from controller.observe.health import metric_sum, parse_cache_tokens
-from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
-from controller.schema.applied_figures import AppliedFigures
+from controller.observe.health import (
+    LATE_SYSTEM,
+    LEADING_SYSTEM,
+    judge_rendering,
+    metric_sum,
+    parse_cache_tokens,
+    parse_figures,
+)
+from controller.state import AppliedFigures
 from gateway.metrics.engine_exposition import rename
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
 from tests.support.clockwork_folders import make_hf, widen_context
 from tests.support.coding_agents import AGENTS, play_session
+from tests.support.installed_engines import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.overflow_clients import check_overflow
-from tests.support.panel_queries import list_expressions
+from tests.support.prometheus_server import list_expressions
 from tests.support.resumed_streams import check_every_cut
 from tests.support.stream_schemas import judge_streams
-from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.worker_process import eventually
 
 pytestmark = [pytest.mark.engines, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -197,7 +202,7 @@ async def test_every_event_of_every_family_is_what_its_types_say(gateway: Gatewa
         ({"top_p": 7}, "top_p", "top_p"),
     ],
 )
-async def test_what_it_refuses(
+async def test_fields_that_vllm_refuses_are_named(
     client: openai.AsyncOpenAI, fields: dict[str, Any], param: str | None, words: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

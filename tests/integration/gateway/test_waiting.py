@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from controller.schema.keys import Key
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
+from contract.keys import Key
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from gateway.exchange.dispatcher import InferenceDispatcher
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding

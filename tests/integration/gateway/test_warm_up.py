@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.schema.status import ModelState
+from contract.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import holding
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until

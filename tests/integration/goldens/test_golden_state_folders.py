@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.__main__ import EXIT_SETTINGS
+from common.program import EXIT_USAGE
 from tests.support.goldens.product import RESPONSES_NAME
 from tests.support.goldens.state_folders import FOLDERS, KEY, copy_of
 from tests.support.goldens.write_state_folders import write
@@ -97,7 +97,7 @@ async def test_a_gateway_refuses_the_responses_of_before_the_first_release(folde
     stack = RoundhouseStack(folder, "process")
     responses = copy_of(FOLDERS / REFUSED / "gateway", stack.state) / RESPONSES_NAME
     before = responses.read_bytes()
-    assert await asyncio.to_thread(stack.start("gateway").wait, 60) == EXIT_SETTINGS
+    assert await asyncio.to_thread(stack.start("gateway").wait, 60) == EXIT_USAGE
     assert stack.log("gateway") == (
         f"roundhouse gateway: cannot keep responses in {responses}: a Roundhouse of before 0.1.0 wrote it "
         "(schema version 1, this one reads 4): run that one, or move the file away. "

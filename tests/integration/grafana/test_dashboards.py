@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.monitored_site import monitored_site
-from tests.support.panel_queries import list_expressions
-from tests.support.prometheus_server import PrometheusServer, prometheus_server, require_prometheus
-from tests.support.site_load import under_load
+from tests.support.monitored_site import monitored_site, under_load
+from tests.support.prometheus_server import PrometheusServer, list_expressions, prometheus_server, require_prometheus
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines, pytest.mark.embedded]

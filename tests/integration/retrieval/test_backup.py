@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.backup.documents import open_documents
-from controller.cli.app import run
-from controller.cli.exit_codes import ExitCode
+from cli.app import run
+from cli.backup.snapshot import open_documents
+from cli.output import ExitCode
 from retrieval.catalog.versions import is_original_used
 from tests.campaigns.record import REPOSITORY
-from tests.fakes.memory_vector_store import MemoryVectorStore
+from tests.fakes.fake_retrieval_parts import MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.wait import until
 

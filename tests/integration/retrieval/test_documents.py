@@ -13,13 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from contract.retrieval import TENANT_HEADER
 from retrieval import assembly
 from retrieval.catalog.files import StoredFile
 from retrieval.catalog.versions import count_states
 from retrieval.ingestion.collection_writer import MOST_HALVINGS
-from retrieval.schema.headers import TENANT_HEADER
-from tests.fakes.fake_models import FakeModels
-from tests.fakes.memory_vector_store import MemoryVectorStore
+from tests.fakes.fake_retrieval_parts import FakeModels, MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.small_disk import mount_small_disk
 from tests.support.wait import until
@@ -126,7 +125,7 @@ async def test_documents_are_listed_page_by_page(harness: RetrievalHarness) -> N
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 async def test_a_filtered_list_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
-    monkeypatch.setattr("retrieval.documents.service.SCANNED_AT_ONCE", 4)
+    monkeypatch.setattr("retrieval.documents.SCANNED_AT_ONCE", 4)
     async with retrieval_harness(tmp_path) as harness:
         for number in range(23):
             metadata = {"year": 2000 + number, "tags": ["x", f"t{number % 5}"]}
@@ -236,7 +235,7 @@ async def test_too_many_waiting_documents_are_refused(tmp_path: Path, monkeypatc
         file, store = await add_file_and_store(harness)
         await harness.request("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
         await until("it is in work", lambda: len(models.requests) == 1)
-        monkeypatch.setattr("retrieval.documents.service.MOST_WAITING", 0)
+        monkeypatch.setattr("retrieval.documents.MOST_WAITING", 0)
         originals = count_originals(harness)
         files = f"/v1/vector_stores/{store['id']}/files"
         for path, options in (
@@ -266,7 +265,7 @@ async def test_a_late_refusal_leaves_no_original(harness: RetrievalHarness, monk
         """Find room that others take before the document is queued."""
 
     monkeypatch.setattr(harness.retrieval.documents, "check_room", have_room)
-    monkeypatch.setattr("retrieval.documents.service.MOST_WAITING", 0)
+    monkeypatch.setattr("retrieval.documents.MOST_WAITING", 0)
     answer = await harness.request("POST", "/v1/documents", {"text": "A fox."})
     assert answer.json()["error"]["code"] == "retrieval_busy"
     assert count_originals(harness) == 0

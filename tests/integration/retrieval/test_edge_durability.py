@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.vector_store.base import CollectionSpec, SearchScope, VectorStoreError
-from retrieval.vector_store.edge.folder import CollectionFolder
+from retrieval.vector_store.edge.collection import CollectionFolder
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.campaign import campaign_seeds
 from tests.support.edge_writer import CHUNKS, SPEC, STEPS, find_processes, make_version

@@ -12,9 +12,8 @@ import pytest
 from retrieval.vector_store.base import VectorStore, VectorStoreError
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.server import ServerStore
-from tests.fakes.fake_models import FakeModels
 from tests.fakes.fake_qdrant_server import FakeQdrantServer
-from tests.fakes.memory_vector_store import MemoryVectorStore
+from tests.fakes.fake_retrieval_parts import FakeModels, MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.wait import until
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from retrieval.schema.headers import TENANT_HEADER
+from contract.retrieval import TENANT_HEADER
 from tests.support.campaign import campaign_seeds
 from tests.support.roundhouse_stack import REPOSITORY
 from tests.support.wait import until

@@ -12,11 +12,11 @@ import httpx2
 import openai
 import pytest
 
-from controller.cli.rag.command import status_lines
+from cli.rag.command import status_lines
+from contract.files import OWN_DOCUMENTS
+from contract.retrieval import TENANT_HEADER
 from retrieval.assembly import Retrieval
 from retrieval.parsing.pool import ParserPool
-from retrieval.schema.files import OWN_DOCUMENTS
-from retrieval.schema.headers import TENANT_HEADER
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.retrieval_harness import ManualClock, RetrievalHarness, retrieval_harness
 

@@ -8,9 +8,18 @@ from pathlib import Path
 from retrieval.parsing.pool import ParserPool
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.fakes.fake_meaning import FakeMeaning
-from tests.support.known_items import CODE_WORDS, HEADINGS, MIXED, PARAPHRASES, make_question_sets
 from tests.support.retrieval_harness import retrieval_harness
-from tests.support.retrieval_quality import Quality, add_documents, find_misses, measure_quality
+from tests.support.retrieval_quality import (
+    CODE_WORDS,
+    HEADINGS,
+    MIXED,
+    PARAPHRASES,
+    Quality,
+    add_documents,
+    find_misses,
+    make_question_sets,
+    measure_quality,
+)
 from tests.support.synonyms import SYNONYMS
 
 

@@ -12,8 +12,7 @@ import pytest
 from retrieval.vector_store.base import CollectionSpec, VectorStore
 from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.store import EdgeStore
-from tests.fakes.fake_models import FakeModels
-from tests.fakes.memory_vector_store import MemoryVectorStore
+from tests.fakes.fake_retrieval_parts import FakeModels, MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.wait import until
 

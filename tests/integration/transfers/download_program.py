@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.download_site import open_site
+from tests.support.transfers_harness import open_site
 
 MOVES = frozenset({"os.link", "os.remove", "os.rename", "os.rmdir"})
 CHANGES = MOVES | {"os.mkdir", "os.truncate"}

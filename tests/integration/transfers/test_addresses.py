@@ -13,13 +13,11 @@ import httpx2
 import pytest
 
 from common.network.address_rule import AllowedHosts, parse_allowed_hosts
-from common.network.errors import AddressRefusedError
-from tests.support.download_site import make_network, open_site, trust_nobody
+from common.network.transport import AddressRefusedError
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
-from tests.support.name_server import PUBLIC, Resolver, connected
-from tests.support.tls_files import make_certificate
-from tests.support.transfers_harness import error_code
-from transfers.network.client import NetworkOptions, SourceClient
+from tests.support.networks import PUBLIC, Resolver, connected, make_certificate
+from tests.support.transfers_harness import error_code, make_network, open_site, trust_nobody
+from transfers.network import NetworkOptions, SourceClient
 
 __all__ = ["connected"]
 

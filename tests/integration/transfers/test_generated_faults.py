@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.schema.downloads import Download
+from contract.downloads import Download
 from tests.support.campaign import RecordProperty, campaign_seeds, record_figure
-from tests.support.download_site import (
+from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
+from tests.support.fake_hub.faults import FaultKind
+from tests.support.transfers_harness import (
     SEGMENT_BYTES,
     DownloadSite,
     hash_files,
@@ -18,8 +20,6 @@ from tests.support.download_site import (
     list_partials,
     open_site,
 )
-from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
-from tests.support.fake_hub.faults import FaultKind
 
 LENGTHS: tuple[FaultKind, ...] = ("short_length", "long_length", "no_length", "more_bytes")
 ENDURED: tuple[FaultKind, ...] = (*LENGTHS, "drop", "other_range", "ignored_range", "slow", "no_head", "stall")

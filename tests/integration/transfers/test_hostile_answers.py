@@ -17,18 +17,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.model_reference import parse_reference
-from common.network.backend import Pace
-from controller.schema.errors import RoundhouseError
+from common.network.transport import Pace
+from contract.errors import RoundhouseError
+from contract.model_reference import parse_reference
 from tests.support.campaign import campaign_count
-from tests.support.download_site import LOOPBACK, QUICK, SEGMENT_BYTES, open_site, trust_nobody
 from tests.support.fake_hub import FakeHub, Fault, HubRepository
-from tests.support.file_server import file_server
-from tests.support.transfers_harness import error_code, refused
-from transfers.network.client import NetworkOptions, SourceClient
+from tests.support.transfers_harness import (
+    LOOPBACK,
+    QUICK,
+    SEGMENT_BYTES,
+    error_code,
+    file_server,
+    open_site,
+    refused,
+    trust_nobody,
+)
+from transfers.network import NetworkOptions, SourceClient
+from transfers.sources.direct import UrlSource
 from transfers.sources.hub import HubSource
 from transfers.sources.registry import RegistrySource
-from transfers.sources.url import UrlSource
 
 CLEAR_CODES = {"source_mismatch", "source_unavailable", "source_not_found"}
 MOST_SENT = 32 * 1024 * 1024

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.download_site import DownloadSite, hash_files, list_models, list_partials, open_site
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
-from tests.support.transfers_harness import error_code
+from tests.support.transfers_harness import DownloadSite, error_code, hash_files, list_models, list_partials, open_site
 
 CONTENT = b"weights" * 5000
 MODEL = "model-Q4_K_M.gguf"

@@ -18,13 +18,12 @@ import httpx2
 import pytest
 
 from tests.support.campaign import RecordProperty, campaign_seeds, record_figure
-from tests.support.download_site import SEGMENT_BYTES, hash_files, list_models, list_partials
 from tests.support.fake_hub import FakeHub, HubRepository
 from tests.support.roundhouse_stack import REPOSITORY
-from tests.support.transfers_harness import wait_for
+from tests.support.transfers_harness import SEGMENT_BYTES, hash_files, list_models, list_partials, wait_for
 from tests.support.wait import DEADLINE_S
-from transfers.fetch.journal import FetchJournal
-from transfers.folder.models_folder import OWN_FOLDER
+from transfers.fetch import FetchJournal
+from transfers.models_folder import OWN_FOLDER
 
 REFERENCE = "hf:some/model:Q4_K_M"
 SHARDS = 3
@@ -80,7 +79,7 @@ def read_journals(models: Path) -> dict[str, list[tuple[int, int]]]:
     return done
 
 
-def list_asked(hub: FakeHub) -> dict[str, list[tuple[int, int]]]:
+def list_matching(hub: FakeHub) -> dict[str, list[tuple[int, int]]]:
     """The ranges that were asked for, by the hash of the file."""
     asked: dict[str, list[tuple[int, int]]] = {}
     for each in hub.requests:
@@ -114,7 +113,7 @@ def test_three_kills_cost_nothing_that_was_here(seed: int, tmp_path: Path, recor
         process = start(models, hub)
         output, _ = process.communicate(timeout=DEADLINE_S)
         assert output.split() == ["begun", "finished"]
-        for digest, ranges in list_asked(hub).items():
+        for digest, ranges in list_matching(hub).items():
             for asked in ranges:
                 assert not any(asked[0] < end and begin < asked[1] for begin, end in done.get(digest, [])), asked
     assert list_models(models) == right

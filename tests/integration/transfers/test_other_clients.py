@@ -14,12 +14,11 @@ import pytest
 from huggingface_hub.utils._http import default_client_factory
 
 from tests.support.campaign import campaign_seeds
-from tests.support.download_site import hash_files, list_models, open_site
 from tests.support.fake_hub import FakeHub, HubRepository, make_repositories
-from tests.support.llama_servers import needed, program
+from tests.support.installed_engines import needed, program
 from tests.support.ports import free_port
-from tests.support.transfers_harness import error_code
-from transfers.sources.hub_files import NoSuchFileError, choose_files
+from tests.support.transfers_harness import error_code, hash_files, list_models, open_site
+from transfers.sources.model_files import NoSuchFileError, choose_files
 
 TOKEN = "hf_tester"
 QUANTISATIONS = ("Q4_K_M", "Q8_0", "Q6_K", "IQ3_XXS", "UD-Q5_K_XL", "q2_k", "BF16", "MXFP4")

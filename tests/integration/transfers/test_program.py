@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from common.gateway_token import read_token
+from common.health_check import find_problem
 from common.internal_tokens import TRANSFERS_TOKEN
+from common.shared_token import read_token
 from tests.campaigns.record import REPOSITORY
 from tests.support.ports import free_port
 from tests.support.transfers_harness import wait_for
-from transfers.folder.models_folder import ModelsFolder
-from transfers.health_check import find_problem
+from transfers.models_folder import ModelsFolder
 
 SECRET = "hf_a_secret_of_the_operator"
 
@@ -52,7 +52,10 @@ def test_it_listens_with_a_token_and_ends_when_asked(tmp_path: Path) -> None:
         LOG_LEVEL="debug",
     )
     try:
-        wait_for("health", lambda: find_problem({"ROUNDHOUSE_TRANSFERS_LISTEN": address}) is None)
+        wait_for(
+            "health",
+            lambda: find_problem("ROUNDHOUSE_TRANSFERS_LISTEN", {"ROUNDHOUSE_TRANSFERS_LISTEN": address}) is None,
+        )
         token = read_token(token_file)
         assert token is not None
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -90,6 +93,7 @@ def test_what_it_cannot_start_with_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_health_check_says_what_is_wrong() -> None:
-    assert find_problem({}) is not None
-    assert "socket" in str(find_problem({"ROUNDHOUSE_TRANSFERS_LISTEN": "unix:/x"}))
-    assert "no answer" in str(find_problem({"ROUNDHOUSE_TRANSFERS_LISTEN": f"127.0.0.1:{free_port()}"}))
+    variable = "ROUNDHOUSE_TRANSFERS_LISTEN"
+    assert find_problem(variable, {}) is not None
+    assert "socket" in str(find_problem(variable, {variable: "unix:/x"}))
+    assert "no answer" in str(find_problem(variable, {variable: f"127.0.0.1:{free_port()}"}))

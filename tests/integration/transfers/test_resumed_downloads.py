@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.download_site import SEGMENT_BYTES, DownloadSite, hash_files, list_models, list_partials, open_site
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
 from tests.support.small_disk import mount_small_disk
-from tests.support.transfers_harness import error_code
-from transfers.downloads.progress import DownloadProgress
-from transfers.folder.models_folder import ModelsFolder
+from tests.support.transfers_harness import (
+    SEGMENT_BYTES,
+    DownloadSite,
+    error_code,
+    hash_files,
+    list_models,
+    list_partials,
+    open_site,
+)
+from transfers.fetch import DownloadProgress
+from transfers.models_folder import ModelsFolder
 
 NAME = "model-Q4_K_M.gguf"
 CONTENT = random.Random(9).randbytes(9 * SEGMENT_BYTES + 5)

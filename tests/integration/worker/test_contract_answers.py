@@ -92,7 +92,7 @@ def test_a_text_is_completed_as_it_is(worker: Worker, engine: WorkerEngine) -> N
 
 
 @each_engine(lambda engine: engine.chats)
-def test_the_token_limit(worker: Worker, engine: WorkerEngine) -> None:
+def test_an_answer_ends_at_the_token_limit(worker: Worker, engine: WorkerEngine) -> None:
     whole = engine.completion_tokens
     for limit, text in ((1, "The"), (3, "The quick brown"), (whole - 1, None), (whole, SENTENCE)):
         answer = post(worker, max_tokens=limit)

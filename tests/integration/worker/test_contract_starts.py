@@ -229,7 +229,9 @@ def test_without_its_package_it_names_the_extra(
         ("llama_cpp", ("--chat-format", "chatml", *FORMAT), "not allowed with argument --chat-format"),
     ],
 )
-def test_bad_arguments(capsys: pytest.CaptureFixture[str], engine: str, flags: tuple[str, ...], line: str) -> None:
+def test_arguments_that_an_engine_lacks_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], engine: str, flags: tuple[str, ...], line: str
+) -> None:
     listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--model", "m")
     with pytest.raises(SystemExit) as raised:
         parse_engine(engine, [*listen, *flags])

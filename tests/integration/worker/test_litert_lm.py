@@ -30,7 +30,7 @@ def test_a_conversation_goes_on_with_the_result_of_a_tool(fleet: Fleet) -> None:
     assert choice(caller, messages=[*USER, answer, result], tools=[TOOL])["message"]["content"] == DONE_SAID
 
 
-async def test_through_the_gateway(fleet: Fleet) -> None:
+async def test_litert_lm_serves_through_the_gateway(fleet: Fleet) -> None:
     worker = fleet.plain(OFFERS["litert_lm"])
     engine = ENGINES["litert_lm"]
     definition = engine.definition.model_validate({"model_path": "m.litertlm"})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controller.engines import ENGINES
-from tests.support import llama_servers
+from tests.support import installed_engines
 from tests.support.scripted_models import (
     CALLER,
     CALLER_TEMPLATE,
@@ -36,7 +36,7 @@ from tests.support.scripted_models import (
 from tests.support.worker_engines import Fleet
 from tests.support.worker_process import Worker
 from worker.clockwork import CHAT_TEMPLATE, SENTENCE
-from worker.text.translategemma import DETECT
+from worker.text.prompt_form import DETECT
 
 pytestmark = pytest.mark.engines
 
@@ -153,10 +153,10 @@ CONVERSATIONS: list[dict[str, Any]] = [
 
 
 def test_texts_are_to_the_worker_what_they_are_to_llama_server(serve: Serve, tmp_path: Path) -> None:
-    llama_servers.needed("embedded")
+    installed_engines.needed("embedded")
     worker = serve(["The quick brown fox"], begins=True)
     model = worker.process.cmdline()[worker.process.cmdline().index("--model") + 1]
-    with llama_servers.started("embedded", tmp_path, "m", Path(model), token="secret") as server:
+    with installed_engines.started("embedded", tmp_path, "m", Path(model), token="secret") as server:
         server.ready()
         sent = [
             *(("/tokenize", body) for body in TEXTS),

@@ -60,7 +60,7 @@ def start(tmp_path: Path, model: Path) -> Iterator[Start]:
         worker.__exit__()
 
 
-def test_the_flags_arrive(start: Start) -> None:
+def test_the_flags_arrive_at_llama_server(start: Start) -> None:
     worker = start().ready()
     slots = json.loads(worker.request("GET", "/slots")[1])
     assert [slot["n_ctx"] for slot in slots] == [2048, 2048]
@@ -70,7 +70,7 @@ def test_the_flags_arrive(start: Start) -> None:
     assert worker.figure("tokens_predicted_total") == COMPLETION_TOKENS
 
 
-def test_embeddings(start: Start) -> None:
+def test_equal_texts_have_equal_embeddings(start: Start) -> None:
     client = start("--embeddings", "--pooling", "mean").ready().openai()
     one, other, again = (item.embedding for item in client.embeddings.create(model="demo", input=["a", "b", "a"]).data)
     assert one == pytest.approx(again)

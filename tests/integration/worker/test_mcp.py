@@ -15,7 +15,7 @@ import psutil
 import pytest
 from mcp import Client, MCPError
 
-from tests.support.mcp_bridges import bridge_client, call_text, read_health
+from tests.support.mcp_clients import bridge_client, call_text, read_health
 from tests.support.ports import free_port
 from tests.support.worker_process import Worker, eventually
 

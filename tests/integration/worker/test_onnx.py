@@ -45,7 +45,7 @@ def test_tokens_are_the_text_that_they_stand_for(worker: Worker) -> None:
     assert (status, json.loads(body)["error"]["param"]) == (400, "input"), "which is no text"
 
 
-async def test_through_the_gateway(worker: Worker) -> None:
+async def test_onnx_serves_through_the_gateway(worker: Worker) -> None:
     capabilities = ENGINES["onnx"].derive_capabilities(
         ENGINES["onnx"].definition.model_validate({"model_path": "m.onnx"})
     )

@@ -5,8 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.embedding.batch_size import GAIN, SAMPLES, TRY_AGAIN_AFTER, BatchSize
-from retrieval.ingestion.flush_policy import FLUSHES_WAITED, LONGEST_WAIT_S, MOST_TOGETHER, flush_delay_s
+from retrieval.ingestion.policies import (
+    FLUSHES_WAITED,
+    GAIN,
+    LONGEST_WAIT_S,
+    MOST_TOGETHER,
+    SAMPLES,
+    TRY_AGAIN_AFTER,
+    BatchSize,
+    flush_delay_s,
+)
 
 largests = st.integers(1, 1024)
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import docker.errors
 import requests
 from ruamel.yaml import YAML
 
-from controller.runtimes.docker import labels
+from controller.runtimes.docker.container_spec import INSTANCE, REPLICA_ROLE, ROLE, read_labels
+from controller.runtimes.process.groups import PROC, list_stats, read_stat
 from tests.support import shifted_clock
-from tests.support.chaos.dockerd import Dockerd
 from tests.support.chaos.stage import Engine, EngineHost, monotonic_of_unix
 from tests.support.chaos.up_stage import DISK_KIB, SERVER, UpStage
 from tests.support.fake_hub import FakeHub
@@ -31,6 +31,69 @@ from tests.support.runtime_fixtures import DockerRuntimeFixture
 from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk, find_small_disk
 from tests.support.wait import until
+
+SYSTEMD = Path("/run/systemd/system")
+DOCKER_PIDS = (Path("/var/run/docker.pid"), Path("/var/run/docker/containerd/containerd.pid"))
+ANSWERS_WITHIN_S = 90
+
+
+class Dockerd:
+    """The dockerd of this machine. Its command line is remembered from before it is killed."""
+
+    def __init__(self) -> None:
+        self._argv: list[str] = []
+        self._log: Path | None = None
+
+    def find_pid(self) -> int | None:
+        """Its process id; None: none runs."""
+        for stat in list_stats():
+            with suppress(OSError):
+                if not stat.has_ended and _name_of(stat.process.pid) == "dockerd":
+                    self._remember(stat.process.pid)
+                    return stat.process.pid
+        return None
+
+    def _remember(self, pid: int) -> None:
+        self._argv = (PROC / str(pid) / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
+        output = (PROC / str(pid) / "fd" / "1").readlink()
+        self._log = output if output.is_file() else None
+
+    async def restart(self) -> None:
+        """With the same command line; systemd does it by itself. Returns when the engine answers."""
+        if not SYSTEMD.is_dir():
+            self._forget_dead()
+            self._spawn()
+        await until("the Docker Engine answers", lambda: asyncio.to_thread(_answers), ANSWERS_WITHIN_S)
+
+    def _spawn(self) -> None:
+        with (self._log or Path(os.devnull)).open("ab") as log:
+            subprocess.Popen(self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def _forget_dead(self) -> None:
+        """A daemon that was killed leaves its pid in files, and that may be a zombie's, or since be somebody else's."""
+        own = [Path(after) for before, after in zip(self._argv, self._argv[1:], strict=False) if before == "--pidfile"]
+        for path in (*DOCKER_PIDS, *own):
+            with suppress(OSError, ValueError):
+                pid = int(path.read_text())
+                stat = read_stat(pid)
+                if stat is None or stat.has_ended or _name_of(pid) not in ("dockerd", "containerd"):
+                    path.unlink()
+
+
+def _name_of(pid: int) -> str:
+    return (PROC / str(pid) / "comm").read_text().strip()
+
+
+def _answers() -> bool:
+    try:
+        client = docker.from_env(timeout=5)
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except (docker.errors.DockerException, requests.RequestException, OSError):
+        return False
+
 
 ENGINE_PORT = 8000
 GATEWAY_USER = 10001
@@ -68,12 +131,12 @@ class ContainerHost:
         return engines, wrong
 
     def _list(self) -> list[Any]:
-        mine = [f"{labels.INSTANCE}={self._fixture.instance}", f"{labels.ROLE}={labels.REPLICA_ROLE}"]
+        mine = [f"{INSTANCE}={self._fixture.instance}", f"{ROLE}={REPLICA_ROLE}"]
         found = self._fixture.client.containers.list(all=True, filters={"label": mine}, ignore_removed=True)
         return list(found)
 
     def _engine_of(self, container: Any) -> Engine:
-        identity, state = labels.read_labels(container.labels).id, container.attrs["State"]
+        identity, state = read_labels(container.labels).id, container.attrs["State"]
         # A container's creation is a part of its start. Nine digits of a second are three more than Python reads.
         created = datetime.fromisoformat(f"{container.attrs['Created'][:26].rstrip('Z')}+00:00")
         return Engine(

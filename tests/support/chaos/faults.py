@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from tests.support.chaos.play import FILE, MODELS, WANTED, Chaos, Kind
-from tests.support.chaos.record import RESTARTING, STOPPED, UNLOADED, Fault
 from tests.support.chaos.stage import Engine, age_of
+from tests.support.chaos.verdict import RESTARTING, STOPPED, UNLOADED, Fault
 from tests.support.fake_hub import Fault as HubFault
 from tests.support.fake_hub import HubRepository
 from tests.support.http_client import Reply

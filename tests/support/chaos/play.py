@@ -17,10 +17,9 @@ import aiohttp
 from ruamel.yaml import YAML
 
 from tests.support.admin import AdminApi
-from tests.support.chaos.keepers import Keepers
-from tests.support.chaos.record import GATEWAY_AWAY, INSIDE, RESTARTING, STABLE_S, Fault, Kill, Record
+from tests.support.chaos.clients import CheckedClients, Keepers
 from tests.support.chaos.stage import LLAMA, Engine, Stage, age_of, kill_process
-from tests.support.checked_clients import CheckedClients
+from tests.support.chaos.verdict import GATEWAY_AWAY, INSIDE, RESTARTING, STABLE_S, Fault, Kill, Record
 from tests.support.http_client import Reply, send_request
 from tests.support.wait import until
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from controller.runtimes.process.stat import Process, read_stat
+from controller.runtimes.process.groups import Process, read_stat
 from tests.support.fake_hub import FakeHub
 from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk

@@ -16,19 +16,19 @@ from typing import Any
 import aiohttp
 import psutil
 
-from controller.cli.up.marks import find_children
+from cli.up.supervisor import find_children
 from tests.support import mcp_stdio_server
 from tests.support.chaos.stage import TICKS_PER_S, Engine, EngineHost, monotonic_of
 from tests.support.cli import PROGRAM
-from tests.support.engine_processes import (
+from tests.support.fake_hub import FakeHub
+from tests.support.http_client import answers
+from tests.support.process_engines import (
     engine_processes,
     kill_engine,
     read_records,
     signal_engine,
     what_is_wrong_with_engines,
 )
-from tests.support.fake_hub import FakeHub
-from tests.support.http_client import answers
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.shifted_clock import ShiftedClock
 from tests.support.small_disk import SmallDisk, find_small_disk

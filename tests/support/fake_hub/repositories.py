@@ -128,12 +128,12 @@ def make_safetensors(seed: int, size: int) -> bytes:
     return struct.pack("<Q", len(header)) + header + random.Random(seed).randbytes(size)
 
 
-def make_repositories(noise_bytes: int = 200_000) -> list[HubRepository]:
-    """Small repositories of every kind, the same each time. `noise_bytes`: size of each file of random bytes."""
+def make_repositories() -> list[HubRepository]:
+    """Small repositories of every kind, the same each time."""
     chance = random.Random(22)
 
     def noise() -> bytes:
-        return b"GGUF" + chance.randbytes(noise_bytes)
+        return b"GGUF" + chance.randbytes(200_000)
 
     shards = {f"Q8_0/split-Q8_0-{number:05d}-of-00003.gguf": noise() for number in (1, 2, 3)}
     texts = {"config.json": b'{"model_type": "llama"}\n', "README.md": b"# A model\n"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from tests.support.goldens import commands, documents, journal, names, routing, tables
+from tests.support.goldens import journal, names, routing, tables
 from tests.support.goldens.definitions import DEFINITIONS
 from tests.support.goldens.engines import make_engine
 from tests.support.goldens.golden import Golden
@@ -15,12 +15,12 @@ GOLDENS: Final = (
     Golden("routing", "table", routing.make_table),
     Golden("routing", "report", routing.make_report),
     Golden("journal", "entries", journal.make_journal),
-    Golden("openapi", "document", documents.make_document),
-    Golden("openapi", "routes", documents.make_routes),
-    Golden("schema", "desired-state", documents.make_schema),
-    Golden("cli", "roundhouse", commands.make_roundhouse),
-    Golden("cli", "worker", commands.make_worker),
-    Golden("cli", "exit-codes", commands.make_exits),
+    Golden("openapi", "document", tables.make_document),
+    Golden("openapi", "routes", tables.make_routes),
+    Golden("schema", "desired-state", tables.make_schema),
+    Golden("cli", "roundhouse", tables.make_roundhouse),
+    Golden("cli", "worker", tables.make_worker),
+    Golden("cli", "exit-codes", tables.make_exits),
     Golden("errors", "codes", tables.make_errors),
     Golden("metrics", "families", tables.make_metrics),
     Golden("settings", "variables", tables.make_settings),

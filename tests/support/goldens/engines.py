@@ -21,6 +21,7 @@ from tests.support.goldens.product import (
     RenderContext,
     ReplicaId,
     StartRequest,
+    StoredMemory,
     UserIdentity,
     ValidationError,
     container_config,
@@ -70,7 +71,7 @@ def _case(engine: Engine[Any], name: str, fields: dict[str, Any]) -> dict[str, A
     definition = definition_of(engine.name, fields)
     docker, process = _wanted(definition, Defaults(IMAGES)), _wanted(definition, Defaults())
     remote = engine.describe_remote(definition)
-    made: dict[str, Any] = {
+    case: dict[str, Any] = {
         "definition": fields,
         "docker": {"spec_hash": docker.spec_hash},
         "process": {"spec_hash": process.spec_hash},
@@ -85,19 +86,19 @@ def _case(engine: Engine[Any], name: str, fields: dict[str, Any]) -> dict[str, A
         "thinking_control": engine.thinking_control(definition),
     }
     if remote is not None:
-        return {**made, "remote": asdict(remote)}
-    made["probe"] = asdict(engine.describe_probe(definition))
-    made["docker"]["container"] = _container(engine, docker, published=name == "minimal")
-    made["process"] |= _process(engine, process, PROGRAMS)
+        return {**case, "remote": asdict(remote)}
+    case["probe"] = asdict(engine.describe_probe(definition))
+    case["docker"]["container"] = _container(engine, docker, published=name == "minimal")
+    case["process"] |= _process(engine, process, PROGRAMS)
     bare = _process(engine, process, {"python": PROGRAMS["python"]})
-    if bare["argv"] != made["process"]["argv"]:
-        made["process"]["argv_without_llama_server"] = bare["argv"]
-    return made
+    if bare["argv"] != case["process"]["argv"]:
+        case["process"]["argv_without_llama_server"] = bare["argv"]
+    return case
 
 
 def _wanted(definition: Definition, defaults: Defaults) -> DesiredModel:
     declared = DeclaredModel(definition, definition.model_dump(exclude_unset=True), declared_since=0.0)
-    return resolve_desired({MODEL: declared}, {}, {}, defaults, generation=1).models[MODEL]
+    return resolve_desired({MODEL: declared}, StoredMemory(), defaults, generation=1).models[MODEL]
 
 
 def _container(engine: Engine[Any], want: DesiredModel, *, published: bool) -> dict[str, Any]:

@@ -12,7 +12,42 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from tests.support.goldens.printing import print_json
+COLUMNS: Final = 118
+"""The longest line, where a single value is not longer by itself."""
+_INDENT: Final = "  "
+
+
+def print_json(value: Any) -> str:
+    """Print a value of JSON, with a newline at the end. Keys are sorted.
+
+    An object or a list that fits into the rest of a line of `COLUMNS` stands on one line, else it has a line per entry.
+    """
+    plain_value = json.loads(json.dumps(value, sort_keys=True))
+    return "\n".join(_lines(plain_value, "", 0)) + "\n"
+
+
+def _lines(value: Any, before: str, after: int) -> list[str]:
+    """The lines of a value. `before`: what stands before it on its first line; `after`: columns to leave free after
+    it."""
+    line = before + json.dumps(value, ensure_ascii=False)
+    if not value or not isinstance(value, dict | list) or len(line) + after <= COLUMNS:
+        return [line]
+    indent = before[: len(before) - len(before.lstrip())] + _INDENT
+    if isinstance(value, dict):
+        first, last = "{", "}"
+        entries = [(f"{json.dumps(key, ensure_ascii=False)}: ", each) for key, each in value.items()]
+    else:
+        first, last = "[", "]"
+        entries = [("", each) for each in value]
+    lines = [before + first]
+    for number, (key, each) in enumerate(entries, 1):
+        comma = "," if number < len(entries) else ""
+        entry_lines = _lines(each, indent + key, len(comma))
+        entry_lines[-1] += comma
+        lines += entry_lines
+    lines.append(indent[: -len(_INDENT)] + last)
+    return lines
+
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "golden"
 REWRITE: Final = "python -m tests.support.goldens --write"
@@ -38,18 +73,20 @@ class Golden:
     def text(self) -> str:
         """What the file would hold if it was written now."""
         with _no_settings():
-            made = self.make()
-        return print_json(made)
+            content = self.make()
+        return print_json(content)
 
     def difference(self) -> str | None:
         """What the code makes now that the file does not say, and what to do; None: they are the same."""
         expected = self.path.read_text() if self.path.exists() else ""
-        made = self.text()
-        if made == expected:
+        actual = self.text()
+        if actual == expected:
             return None
-        only_form = ", in its form alone" if _is_same_value(made, expected) else ""
+        only_form = ", in its form alone" if _is_same_value(actual, expected) else ""
         name = self.path.relative_to(FOLDER.parents[1])
-        lines = list(difflib.unified_diff(expected.splitlines(), made.splitlines(), f"{name}", "made now", lineterm=""))
+        lines = list(
+            difflib.unified_diff(expected.splitlines(), actual.splitlines(), f"{name}", "made now", lineterm="")
+        )
         more = [f"... {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
         return "\n".join(
             [
@@ -72,9 +109,9 @@ class Golden:
         return True
 
 
-def _is_same_value(made: str, expected: str) -> bool:
+def _is_same_value(actual: str, expected: str) -> bool:
     try:
-        return bool(json.loads(made) == json.loads(expected))
+        return bool(json.loads(actual) == json.loads(expected))
     except ValueError:  # of the file, which is missing or no JSON
         return False
 

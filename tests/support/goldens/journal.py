@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
-from tests.support.goldens.product import GatewayReport, Recorder, Round, Trouble, redact_nothing
+from tests.support.goldens.product import DesiredCallbacks, GatewayReport, Recorder, Round, Trouble, redact_nothing
 
 START: Final = 1_700_000_000.0
 MODELS: Final[dict[str, dict[str, Any]]] = {
@@ -31,14 +31,14 @@ class RecordedHarness(ControllerHarness):
     def begin(self, time: list[float]) -> None:
         """What a controller does before its first round."""
         self.recorder = Recorder(self.journal, lambda: time[0], redact_nothing)
-        self.files._on_edit = self.recorder.record_edits
+        self.files._callbacks = DesiredCallbacks(on_edit=self.recorder.record_edits)
         self.recorder.record_start("0.0.0", "i")
 
     def _told(self, before: Round | None, after: Round | None) -> None:
         super()._told(before, after)
         if after is not None:
             self.recorder.record_round(before, after, self.hub.views)
-        self.recorder.record_trouble(Trouble(tuple(self.files.list_problems()), self.reconciler.error))
+        self.recorder.record_trouble(Trouble(tuple(self.files.file_source.problems), self.reconciler.error))
 
 
 class Script:

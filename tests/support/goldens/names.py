@@ -35,9 +35,9 @@ from tests.support.goldens.product import (
     StateDatabase,
     StateDir,
     StoredMemory,
-    last_good,
     own_labels,
     replica_name,
+    save_last_good,
     save_observed,
     started_by_up,
     up_files,
@@ -92,7 +92,7 @@ def make_state_folder() -> Any:
         store = StateDir.open_folder(folder, "golden")
         store.next_epoch(1.0)
         store.save_memory(StoredMemory())
-        last_good.save_last_good(folder, {}, {}, 0.0)
+        save_last_good(folder, {}, {}, 0.0)
         save_observed(folder, MemoryHistory().file_content())
         ProcessRuntime("golden", folder, ModelRoots((Path(root) / "models",)))
         journal = EventJournal(folder / JOURNAL_NAME)
@@ -121,7 +121,7 @@ def make_strings() -> Any:
 def make_modules() -> Any:
     """Modules that are named in strings: whoever moves one must find all of these."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    named = re.compile(r"\b(?:controller|gateway|worker)(?:\.[a-z_{][a-z0-9_{}]*)+")
+    named = re.compile(r"\b(?:assistant|cli|controller|gateway|worker)(?:\.[a-z_{][a-z0-9_{}]*)+")
     is_file = re.compile(r".*\.(sock|log|json|db|control|md)")
     found = {name for text, _ in _strings() for name in named.findall(text) if not is_file.fullmatch(name)}
     scripts = [REPOSITORY / "Makefile", *sorted((REPOSITORY / ".ci").glob("*")), REPOSITORY / "images" / "build"]
@@ -130,7 +130,7 @@ def make_modules() -> Any:
         "in_strings": sorted(found),
         "run_as_modules": sorted(_run_as_modules()),
         "run_by_up": started_by_up(),
-        "in_scripts": sorted(set(re.findall(r"-m ((?:controller|gateway|worker)[\w.]*)", text))),
+        "in_scripts": sorted(set(re.findall(r"-m ((?:assistant|cli|controller|gateway|worker)[\w.]*)", text))),
         "entry_points": project["project"]["scripts"],
     }
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from tests.support.config_files import MODELS_ROOT, snapshot
+from tests.support.definitions import MODELS_ROOT, snapshot
 from tests.support.goldens.product import (
     AppliedFigures,
     DeclaredModel,
@@ -30,6 +30,7 @@ from tests.support.goldens.product import (
     RemoteResult,
     ReplicaId,
     Stamp,
+    StoredMemory,
     ToolCallRecord,
     assess_models,
     build_permissions,
@@ -174,7 +175,7 @@ def _desired() -> DesiredState:
     unload = Override.from_statement(
         MODELS["unloading"], model="unloading", action="unload", at=NOW - 10, actor="operator"
     )
-    state = resolve_desired(declared, {"unloading": unload}, {}, Defaults(), generation=1)
+    state = resolve_desired(declared, StoredMemory(overrides={"unloading": unload}), Defaults(), generation=1)
     return DesiredState(1, state.models, keys=parsed.keys, tools=parsed.tools.tools, mcp_servers=parsed.tools.servers)
 
 

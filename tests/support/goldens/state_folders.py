@@ -32,7 +32,7 @@ from tests.support.goldens.product import (
     StateDatabase,
     StateDir,
     combine_declarations,
-    last_good,
+    load_last_good,
     resolve_desired,
 )
 
@@ -59,16 +59,14 @@ def read_controller(folder: Path) -> Any:
     try:
         memory = store.load_memory()
         roots = ModelRoots((Path("/srv/roundhouse/models"),))
-        files = last_good.load_last_good(folder, roots)
+        files = load_last_good(folder, roots)
         assert files is not None
         settled = combine_declarations(files, memory.declarations, roots).state
         declared = {
             name: DeclaredModel(settled.definitions[name], settled.declared_models[name], 0.0)
             for name in settled.declared_models
         }
-        desired = resolve_desired(
-            declared, memory.overrides, memory.demand, Defaults(), generation=1, evictions=memory.rested
-        )
+        desired = resolve_desired(declared, memory.model_copy(update={"paused": False}), Defaults(), generation=1)
         observed = MemoryHistory.load_history(folder)
         needs = {name: observed.largest_observed(want, None) for name, want in desired.models.items()}
         journal = EventLog(folder / JOURNAL_NAME)

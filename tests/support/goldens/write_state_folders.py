@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.goldens.printing import print_json
+from tests.support.goldens.golden import print_json
 from tests.support.goldens.product import JOURNAL_NAME, RESPONSES_NAME, StateDir, boot_id
 from tests.support.goldens.state_folders import FOLDERS, INSTANCE, KEY, TENANT, copy_of, read_controller, read_gateway
 from tests.support.http_client import answers
@@ -67,9 +67,9 @@ class Writer:
         await self.post("/v1/admin/models/llama/load?wait=false", {"llama_server_n_ctx": 8192})
         await self.put("/v1/admin/declarations/models/by-word", {"backend": "stub", "enabled": False})
         await self.put("/v1/admin/declarations/keys/by-word", {"sha256": "0" * 64})
-        said = {"role": "user", "content": "a"}
+        message = {"role": "user", "content": "a"}
         for model in ("on-demand", "at-rest"):
-            await self.post("/v1/chat/completions", {"model": model, "messages": [said]})
+            await self.post("/v1/chat/completions", {"model": model, "messages": [message]})
         await stack.model_where("at-rest", lambda model: model.state == "unloaded", "is unloaded")
         previous = None
         for text in ("one", "two", "three"):
@@ -93,9 +93,11 @@ class Writer:
         assert reply.status == 201, reply.text
 
     async def _respond(self, text: str, previous: str | None) -> str:
-        made = await self.post("/v1/responses", {"model": "served", "input": text, "previous_response_id": previous})
-        self.responses.append(made["id"])
-        return str(made["id"])
+        response = await self.post(
+            "/v1/responses", {"model": "served", "input": text, "previous_response_id": previous}
+        )
+        self.responses.append(response["id"])
+        return str(response["id"])
 
     def keep(self, to: Path) -> None:
         """End both programs, engines left alone, and copy what they keep."""

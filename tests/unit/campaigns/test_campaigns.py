@@ -214,7 +214,7 @@ def test_a_campaign_s_own_options_that_count_are_in_its_command(
     made = run_campaign(name, seed, options)
     assert made.command == 'make campaign ARGS="memory_creep --seed 3 --minutes 0.5 --rate 9"'
     monkeypatch.setattr(_module("mutation"), "run", lambda seed, **_: Outcome((), (), 90.0))
-    partly = run_campaign(*read_command(["mutation", "--part", "gateway/streams", "--minutes", "3", "--sample", "9"]))
+    partly = run_campaign(*read_command(["mutation", "--part", "assistant/streams", "--minutes", "3", "--sample", "9"]))
     # Nor is it said in which part it was made.
     assert (partly.command, partly.duration_s) == ('make campaign ARGS="mutation --seed 1 --sample 9"', 90.0)
     assert read_command(["plan"]) == ("plan", 1, {})

@@ -25,6 +25,7 @@ from tests.campaigns.campaign_mutation import (
     is_wording,
     judge,
     key_of,
+    list_modules,
     list_survivors,
     raise_pins,
     read_equivalents,
@@ -39,9 +40,9 @@ from tests.campaigns.mutation_tests import TestFiles
 from tests.campaigns.mutmut_run import Batch, Mutant, compare, mutate, read_functions, run_driver
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome
 
-HOSTS = "gateway/ingress/host_check.py"
-EXAMPLE = "gateway/streams/example.py"
-TESTS_OF_IT = "tests/unit/gateway/streams/test_example.py"
+HOSTS = "gateway/ingress/access_rules.py"
+EXAMPLE = "assistant/streams/example.py"
+TESTS_OF_IT = "tests/unit/assistant/streams/test_example.py"
 SOURCE = """
 import asyncio
 
@@ -69,7 +70,7 @@ def unused(a):
 """
 TESTS = """
 import asyncio
-from gateway.streams.example import count, double, wait
+from assistant.streams.example import count, double, wait
 
 async def test_it_doubles():
     assert await double(1) == 2
@@ -108,7 +109,7 @@ def judge_all(folder: Path, batch: Batch) -> tuple[dict[str, dict[str, Any]], li
 
 
 @pytest.mark.slow
-def test_a_sample(tmp_path: Path) -> None:
+def test_a_sample_of_mutants_is_judged_as_in_the_campaign(tmp_path: Path) -> None:
     """The same code as the campaign's, over two functions and one file of tests: one of them has a mutant that no test
     can tell from the original."""
     code, mutants = mutate(HOSTS, (REPOSITORY / HOSTS).read_text())
@@ -159,10 +160,10 @@ def test_what_differs_is_found_whatever_mutmut_calls_the_function() -> None:
 def test_the_tests_of_every_module_are_found() -> None:
     files = TestFiles()
     for package in PACKAGES:
-        for folder in (package.name, *package.more):
+        for folder in package.more:
             assert (REPOSITORY / folder).is_dir(), folder
-        for path in (REPOSITORY / package.name).rglob("*.py"):
-            assert files.choose(str(path.relative_to(REPOSITORY)), package.more), path
+        for path in list_modules(package):
+            assert files.choose(path, package.more), path
 
 
 def test_what_imports_a_module_is_nearer_than_what_mirrors_its_folder(tmp_path: Path) -> None:
@@ -204,12 +205,12 @@ def test_learning_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_the_tests_of_a_mutant_are_the_nearest_and_quickest_that_fit() -> None:
     said: list[dict[str, Any]] = []
     driver = Driver({"a.b": ["near.py", "far.py"]}, 0.0, 1, said.append, Path())
-    driver.lessons.seconds.update({"near.py::slow": 9, "near.py::quick": 1, "far.py::one": 4, "far.py::broken": 0.1})
+    driver.lessons.seconds.update({"near.py::slow": 29, "near.py::quick": 1, "far.py::one": 4, "far.py::broken": 0.1})
     driver.lessons.seconds["other.py::none_of_its"] = 0.1
     driver.lessons.left_out["far.py::broken"] = "it fails"
     driver.lessons.tests["a.b.x_f"] = list(driver.lessons.seconds)
     assert driver.choose_tests("a.b.x_f__mutmut_1") == ["near.py::quick", "far.py::one", "near.py::slow"]
-    driver.lessons.seconds["far.py::one"] = 19.5
+    driver.lessons.seconds["far.py::one"] = 59.5
     assert driver.choose_tests("a.b.x_f__mutmut_1") == ["near.py::quick"]
     assert driver.choose_tests("a.b.x_g__mutmut_1") == []
 
@@ -347,6 +348,12 @@ def test_a_reason_must_be_needed() -> None:
     assert not judge([surveyed({}, [listed])], reasons, {}).failures
     twin = mutant("return a <= b", name="twin")
     assert not judge([surveyed({listed: "killed", twin: "survived"})], reasons, {}).failures
+
+
+def test_every_package_is_in_the_repository() -> None:
+    paths = [REPOSITORY / path for package in PACKAGES for path in list_modules(package)]
+    assert [path for path in paths if not path.is_file()] == []
+    assert len(set(paths)) == len(paths), "a mutant belongs to one package"
 
 
 def test_every_equivalent_has_a_reason_and_stands_in_its_module() -> None:

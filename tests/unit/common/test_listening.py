@@ -21,8 +21,9 @@ from common.listening import (
     resolve_host,
     select_addresses,
     split_hosts,
+    split_listen_address,
 )
-from common.program_address import ProgramAddress, split_listen_address
+from common.program_client import ProgramAddress
 from tests.support.ports import free_port
 
 ELSEWHERE = "203.0.113.1"
@@ -64,7 +65,7 @@ def test_a_setting_without_a_host_is_wrong(text: str) -> None:
         *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example")),
     ],
 )
-def test_loopback(host: str, answer: bool) -> None:
+def test_loopback_hosts_are_recognised(host: str, answer: bool) -> None:
     assert is_loopback(host) is answer
 
 

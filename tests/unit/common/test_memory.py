@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from common.tracebacks import without_tracebacks
+from common.processes import without_tracebacks
 
 HOLDS = """
 import sys

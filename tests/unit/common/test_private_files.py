@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.gateway_token import read_token
-from common.private_files import is_open_to_others, narrow_files
-from common.shared_token import SharedToken
+from common.atomic_write import is_open_to_others, narrow_files
+from common.shared_token import SharedToken, read_token
 
 
 def test_files_are_narrowed_and_nothing_else_is_touched(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.setting_names import (
+from common.settings import (
     CONTROLLER_VARIABLES,
     GATEWAY_VARIABLES,
     OTHER_VARIABLES,

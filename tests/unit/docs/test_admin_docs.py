@@ -11,9 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from controller.api import examples
-from controller.api.app import create_app
-from controller.schema.admin import (
+from contract.admin import (
     AdminModel,
     AdminModels,
     Drift,
@@ -27,10 +25,12 @@ from controller.schema.admin import (
     ProposedFiles,
     UnloadRequest,
 )
-from controller.schema.errors import ERROR_CODES
-from controller.schema.journal import HISTORY_KINDS, EventKind, History, JournalEntry
-from controller.schema.status import ActionView, BlockedView, PlanView, Problem, ReplicaStatus, StatementView
-from controller.status.state_machine import LEGAL
+from contract.errors import ERROR_CODES
+from contract.journal import HISTORY_KINDS, EventKind, History, JournalEntry
+from contract.status import ActionView, BlockedView, PlanView, Problem, ReplicaStatus, StatementView
+from controller.api import examples
+from controller.api.app import create_app
+from controller.state_machine import LEGAL
 from tests.support.doc_tables import DOCS, row, rows_of
 
 PAGE = "admin.md"

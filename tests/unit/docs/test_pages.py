@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 import typer.main
 
-from controller.cli.app import app
+from cli.app import app
+from contract.errors import ERROR_CODES
+from contract.tools import FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.engines import ENGINES
-from controller.schema.errors import ERROR_CODES
-from controller.schema.tools import FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from tests.gpu.steps import STEPS
-from tests.support.config_files import problems_of
+from tests.support.definitions import problems_of
 from tests.support.doc_tables import (
     DOCS,
     SAME_OPTIONS,
@@ -68,11 +68,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_common_fields() -> None:
+def test_common_fields_are_documented() -> None:
     assert rows_of("models.md", "Common fields") == common_field_rows()
 
 
-def test_limits_of_requests() -> None:
+def test_limits_of_requests_are_documented() -> None:
     assert rows_of("models.md", "What a request may give") == limit_rows()
 
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.packages import PACKAGES
+
 REPOSITORY = Path(__file__).parents[3]
-PROGRAMS = ("common", "controller", "gateway", "retrieval", "transfers", "worker")
 VERBS = {"create", "read", "list", "find", "update", "delete", "start", "stop", "open", "close", "build", "parse"}
 SYNONYMS = {
     "asked": "a noun, or `ask_...`",
@@ -48,7 +49,7 @@ def public_names(path: Path) -> Iterator[str]:
 
 def named_by_synonyms() -> list[str]:
     """Every public name whose verb is a synonym, as in `KNOWN`."""
-    modules = sorted(path for program in PROGRAMS for path in (REPOSITORY / program).rglob("*.py"))
+    modules = sorted(path for program in PACKAGES for path in (REPOSITORY / program).rglob("*.py"))
     return [
         f"{path.relative_to(REPOSITORY)}: {name}"
         for path in modules

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from assistant.child_process import NICENESS, ChildProcess
 from gateway import app
-from gateway.child_process import NICENESS, ChildProcess
 from tests.support.wait import DEADLINE_S, until
 
 

@@ -76,7 +76,7 @@ def test_what_is_listened_on_as_urls(tmp_path: Path) -> None:
     assert GatewaySettings(tls_cert=tmp_path / "cert.pem").urls == ("https://127.0.0.1:8080",)
 
 
-def test_controller_urls() -> None:
+def test_urls_of_the_controller_that_are_taken() -> None:
     for url in ("http://controller:8081", "unix:/run/controller.sock", "unix:state/controller.sock"):
         assert GatewaySettings(controller_url=url).controller_url == url
 
@@ -98,7 +98,7 @@ def test_wrong_controller_urls_are_refused(url: str) -> None:
         ({"HOST": "gateway.egress, gateway.support"}, HealthTarget("gateway.egress", 8080, is_tls=False)),
     ],
 )
-def test_where_it_asks(variables: dict[str, str], target: HealthTarget) -> None:
+def test_the_health_check_asks_where_the_gateway_listens(variables: dict[str, str], target: HealthTarget) -> None:
     assert find_target({f"ROUNDHOUSE_{name}": value for name, value in variables.items()}) == target
 
 

@@ -14,7 +14,7 @@ from tests.support.goldens.product import ENGINES
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_golden(golden: Golden) -> None:
+def test_a_golden_is_as_the_code_makes_it(golden: Golden) -> None:
     difference = golden.difference()
     if difference is not None:
         pytest.fail(difference, pytrace=False)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.campaigns.campaign_goldens import files_with, scratch_copy, try_change
-from tests.campaigns.golden_changes import CHANGES, Change
+from tests.campaigns.campaign_goldens import CHANGES, Change, files_with, scratch_copy, try_change
 from tests.campaigns.record import REPOSITORY
 from tests.support.goldens.catalog import GOLDENS
-from tests.support.goldens.printing import COLUMNS, print_json
+from tests.support.goldens.golden import COLUMNS, print_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -47,7 +46,7 @@ def test_what_fits_stands_on_one_line_and_the_rest_has_a_line_per_entry() -> Non
     ]
 
 
-def test_the_comma_counts() -> None:
+def test_the_comma_counts_in_a_lines_width() -> None:
     fits = ["x" * (COLUMNS - 7)]
     assert [len(line) for line in print_json([fits, 1]).splitlines()] == [1, COLUMNS, 3, 1]
     fits[0] += "x"
@@ -75,5 +74,5 @@ def test_a_golden_fails_where_its_subject_changes() -> None:
     [change] = [change for change in CHANGES if change.subject == "errors"]
     harmless = Change(change.golden, "nothing", change.find, change.find)
     with scratch_copy() as copy:
-        assert try_change(copy, change) == (["test_golden[errors/codes]"], None)
+        assert try_change(copy, change) == (["test_a_golden_is_as_the_code_makes_it[errors/codes]"], None)
         assert try_change(copy, harmless) == ([], "errors/codes does not fail")

@@ -18,8 +18,7 @@ from rich.console import Console
 from tests.gpu import cuda_devices
 from tests.gpu.__main__ import choose_steps, default_images
 from tests.gpu.containers import check_command, restricted_config
-from tests.gpu.report import print_report
-from tests.gpu.results import FILE, OtherHostError, Results
+from tests.gpu.results import FILE, OtherHostError, Results, print_report
 from tests.gpu.step import (
     Available,
     Figures,
@@ -474,14 +473,14 @@ def test_each_gpu_of_a_query() -> None:
     assert (gpu["memory.total"], gpu["compute_cap"], gpu["mig.mode.current"]) == ("81559", "9.0", "Disabled")
 
 
-def test_versions() -> None:
+def test_versions_of_driver_and_cuda_are_parsed() -> None:
     assert parse_versions(UNIFIED_MEMORY_HEAD) == {"driver": "580.126.09", "cuda": "13.0"}
     assert parse_versions(WSL2_HEAD) == {"driver": "511.79", "cuda": "11.6"}
     expected = {"driver": None, "cuda": None}
     assert parse_versions("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == expected
 
 
-def test_the_kernels_module() -> None:
+def test_the_version_of_the_kernels_module_is_parsed() -> None:
     # https://github.com/nix-community/nixGL/issues/186 and issues/139; the closed one by open-gpu-kernel-modules#171.
     lines = (
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  565.57.01  Release Build  (dvs-builder@U16-A24-9-2)",
@@ -492,14 +491,14 @@ def test_the_kernels_module() -> None:
     assert [parse_module_version(line) for line in lines] == ["565.57.01", "35.3.1", "535.54.03", None]
 
 
-def test_topology() -> None:
+def test_the_topology_of_gpus_is_parsed() -> None:
     assert parse_topology(TWO_ON_ONE_BRIDGE) == {"GPU0-GPU1": "PHB"}
     assert parse_topology(WITH_A_NETWORK_CARD) == {"GPU0-GPU1": "PIX", "GPU0-GPU2": "PHB", "GPU1-GPU2": "PHB"}
     # With colours, as to a terminal.
     assert parse_topology("\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV12\nGPU1\tNV12\t X \n") == {"GPU0-GPU1": "NV12"}
 
 
-def test_toolkit() -> None:
+def test_devices_and_version_of_the_container_toolkit_are_parsed() -> None:
     # Isaac ROS's page on CDI
     text = (
         "INFO[0000] Found 4 CDI devices\nnvidia.com/gpu=0\nnvidia.com/gpu=all\nnvidia.com/pva=0\nnvidia.com/pva=all\n"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.support.panel_queries import GRAFANA, RULES, list_recorded, read_rules
-from tests.support.prometheus_server import find_program, require_prometheus
+from tests.support.prometheus_server import GRAFANA, RULES, find_program, list_recorded, read_rules, require_prometheus
 
 ROOT = GRAFANA.parent
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -15,11 +15,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from ruamel.yaml import YAML
 
 from grafana.generator.__main__ import make_dashboards, write_dashboards
-from grafana.pictures.charts import PALETTE, Span, choose_ticks
-from grafana.pictures.page import draw_dashboard
-from grafana.pictures.series import Series, name_series, read_matrix
-from grafana.pictures.units import format_value
-from tests.support.panel_queries import DASHBOARDS, GRAFANA, compare_as_bool, fill_in, read_dashboard
+from grafana.pictures import PALETTE, Series, Span, choose_ticks, draw_dashboard, format_value, name_series, read_matrix
+from tests.support.prometheus_server import DASHBOARDS, GRAFANA, compare_as_bool, fill_in, read_dashboard
 
 BUILT_IN = {"__rate_interval", "__all"}
 SUBJECTS = {"overview", "models", "gpus", "gateway-latency", "tenants", "retrieval", "controller"}

@@ -156,7 +156,7 @@ def test_the_base_has_the_cuda_that_the_locked_pytorch_is_made_for(engine: str) 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_its_locks_agree(engine: str) -> None:
+def test_the_locks_of_an_image_agree(engine: str) -> None:
     locks = [(REPOSITORY / lock).read_text() for lock in ENGINE_IMAGE_LOCKS[f"worker-{engine}"]]
     pins = merge_pins(pin for lock in locks for pin in read_lock(lock, UBUNTU_24_04))
     assert {engine, "torch", "uvicorn", "ninja"} <= pins.keys()

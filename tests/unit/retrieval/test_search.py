@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from retrieval.file_search.searching import scale_score
+from contract.documents import FusionChoice, Mode, SearchHit, SearchResult, SearchScores
+from contract.files import VectorStoreSearch
 from retrieval.filters import FilterError, matches_filter, parse_filter
-from retrieval.schema.files import VectorStoreSearch
-from retrieval.schema.search import FusionChoice, Mode, SearchHit, SearchResult, SearchScores
-from retrieval.search.fusion import RRF_CONSTANT, FusionRule, fuse_rankings
+from retrieval.fusion import RRF_CONSTANT, FusionRule, fuse_rankings
 from retrieval.vector_store.base import ScoredPoint
+from retrieval.views import scale_score
 
 DENSE = [ScoredPoint(1, 0, 0.9), ScoredPoint(1, 1, 0.5), ScoredPoint(2, 0, 0.1)]
 SPARSE = [ScoredPoint(2, 0, 12.0), ScoredPoint(3, 0, 4.0)]
@@ -37,7 +37,7 @@ def test_what_a_client_does_not_choose_is_as_without_a_choice() -> None:
     assert FusionRule(choice.method, choice.dense_weight, choice.sparse_weight) == FusionRule()
 
 
-def test_weights_count() -> None:
+def test_a_ranking_without_weight_counts_nothing() -> None:
     fused = fuse_rankings(DENSE, SPARSE, FusionRule(dense_weight=0.0))
     assert [each.place for each in fused] == [(2, 0), (3, 0), (1, 0), (1, 1)]
 
@@ -111,7 +111,7 @@ ATTRIBUTES = {"lang": "en", "year": 2024, "price": 1.5, "draft": False, "tags": 
         ({"type": "eq"}, False),
     ],
 )
-def test_a_filter_matches(value: Any, matches: bool) -> None:
+def test_a_filter_matches_by_attributes(value: Any, matches: bool) -> None:
     assert matches_filter(parse_filter(value), ATTRIBUTES) is matches
 
 

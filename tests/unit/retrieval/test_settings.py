@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from retrieval.embedding.prefixes import Prefixes, choose_prefixes
+from contract.documents import SearchResult
+from retrieval.embedding import Prefixes, choose_prefixes
 from retrieval.metrics import Figures, RetrievalMetrics
-from retrieval.schema.search import SearchResult
 from retrieval.settings import RetrievalSettings
 
 
@@ -86,7 +86,7 @@ def test_the_docs_hold_the_same_metrics() -> None:
     assert documented == served
 
 
-def test_what_they_say() -> None:
+def test_metrics_of_retrieval_have_their_values() -> None:
     metrics = RetrievalMetrics()
     _searched(metrics, rerank_model=None)
     _searched(metrics, rerank_model="r")

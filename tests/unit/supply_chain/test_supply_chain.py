@@ -132,7 +132,7 @@ def test_nobody_asked_is_neither_good_nor_bad() -> None:
     assert line == "audit: no source of advisories could be reached (pypi and osv): nothing is known, good or bad"
 
 
-def test_nothing_found() -> None:
+def test_an_audit_that_finds_nothing_passes() -> None:
     assert judge_audits([("pypi", report(CLEAN))]) == (0, ["audit: 0 known vulnerabilities in 1 packages, by pypi"])
 
 

@@ -18,15 +18,23 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from controller.runtimes.process.groups import START_ENV
-from controller.runtimes.process.records import ReplicaRecord
-from controller.runtimes.process.spawn import mark_variables
-from controller.runtimes.process.stat import read_stat
-from controller.schema.errors import ERROR_CODES
+from contract.errors import ERROR_CODES
+from controller.runtimes.process.groups import START_ENV, read_stat
+from controller.runtimes.process.launch import ReplicaRecord, mark_variables
+from tests.support.chaos.clients import (
+    GATEWAYS_MARK,
+    CheckedClients,
+    Ended,
+    Outcome,
+    Refusal,
+    SilentEndError,
+    WrongAnswerError,
+    check_stream,
+    check_whole,
+)
 from tests.support.chaos.faults import KINDS
-from tests.support.chaos.keepers import Refusal
 from tests.support.chaos.play import Kind, shuffled
-from tests.support.chaos.record import (
+from tests.support.chaos.verdict import (
     GATEWAY_AWAY,
     INSIDE,
     RESTARTING,
@@ -36,8 +44,6 @@ from tests.support.chaos.record import (
     Fault,
     Kill,
     Record,
-)
-from tests.support.chaos.verdict import (
     back_rows,
     counts,
     fault_rows,
@@ -49,18 +55,8 @@ from tests.support.chaos.verdict import (
     spread,
     unexcused,
 )
-from tests.support.checked_clients import (
-    GATEWAYS_MARK,
-    CheckedClients,
-    Ended,
-    Outcome,
-    SilentEndError,
-    WrongAnswerError,
-    check_stream,
-    check_whole,
-)
-from tests.support.engine_processes import what_is_wrong_with_engines
 from tests.support.ports import free_port
+from tests.support.process_engines import what_is_wrong_with_engines
 from tests.support.roundhouse_stack import SENTENCE
 from tests.support.wait import until
 
@@ -293,7 +289,7 @@ def test_a_wrong_whole_answer(status: int, body: bytes, error: type[WrongAnswerE
         b"data: {\n\n" + DONE,
     ],
 )
-def test_a_wrong_stream(body: bytes) -> None:
+def test_a_stream_that_is_wrong_is_noticed(body: bytes) -> None:
     with pytest.raises(WrongAnswerError):
         check_stream(body)
 

@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from common.tracebacks import without_tracebacks
-from tests.support.leftovers import leftovers_of
-from tests.support.memory_growth import LEAST_FIGURES, Line, fit_line, judge_growth
+from common.processes import without_tracebacks
+from tests.support.memory import LEAST_FIGURES, Line, fit_line, judge_growth, leftovers_of
 
 MINUTES = [float(number) for number in range(116)]
 

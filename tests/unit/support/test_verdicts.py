@@ -15,18 +15,24 @@ from tests.campaigns.campaign_document_clients import failures_of as failures_of
 from tests.campaigns.campaign_document_clients import tables_of as tables_of_clients
 from tests.campaigns.campaign_mcp_servers import failures_of as failures_of_servers
 from tests.campaigns.campaign_mcp_servers import tables_of as tables_of_servers
-from tests.support import llama_servers
-from tests.support.agent_model import DONE, SUMMARY, ToolCall, make_agent_model
-from tests.support.agent_programs import AGENTS, AgentRun
-from tests.support.compaction import CHAT, CompactionRun
+from tests.support import installed_engines
+from tests.support.agent_programs import AGENTS, DONE, SUMMARY, AgentRun, ToolCall, make_agent_model
+from tests.support.compaction import CHAT, CompactionRun, RecordedCall
 from tests.support.document_clients import PAGE
-from tests.support.engine_recorder import RecordedCall
-from tests.support.known_items import CODE_WORDS, HEADINGS, MIXED, PARAPHRASES, make_question_sets
 from tests.support.langchain_probe import BLOCK
-from tests.support.ranking_measures import ndcg, recall, reciprocal_rank
 from tests.support.reference_servers import HELD, run_checks
 from tests.support.report import summarize_times
 from tests.support.require import COMMAND, require, summarize_skips
+from tests.support.retrieval_quality import (
+    CODE_WORDS,
+    HEADINGS,
+    MIXED,
+    PARAPHRASES,
+    make_question_sets,
+    ndcg,
+    recall,
+    reciprocal_rank,
+)
 
 READ = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": READ}}
@@ -43,11 +49,11 @@ def user(text: str) -> dict[str, Any]:
 @pytest.mark.engines
 @pytest.mark.embedded
 def test_the_model_works_until_it_goes_on_from_its_summary(tmp_path: Path) -> None:
-    llama_servers.needed("embedded")
+    installed_engines.needed("embedded")
     make_agent_model(tmp_path / "m.gguf", ToolCall("bash", '{"command": "cat notes.txt"}'), 4096)
     results: list[dict[str, Any]] = [{"role": "assistant", "content": None, "tool_calls": [CALLED]}, RESULT]
     system = {"role": "system", "content": "You make a summary where you are asked for one."}
-    with llama_servers.started("embedded", tmp_path, "m", tmp_path / "m.gguf", token="t") as worker:
+    with installed_engines.started("embedded", tmp_path, "m", tmp_path / "m.gguf", token="t") as worker:
         worker.ready()
 
         def message(*messages: dict[str, Any], **fields: Any) -> Any:
@@ -187,12 +193,12 @@ RANKING = ("a", "b", "c", "d")
 @pytest.mark.parametrize(
     ("relevant", "depth", "value"), [("a", 1, 1.0), ("c", 2, 0.0), ("cx", 3, 0.5), ("abcd", 2, 0.5)]
 )
-def test_recall(relevant: str, depth: int, value: float) -> None:
+def test_recall_is_the_share_found_within_a_depth(relevant: str, depth: int, value: float) -> None:
     assert recall(RANKING, relevant, depth) == value
 
 
 @pytest.mark.parametrize(("relevant", "value"), [("a", 1.0), ("xd", 0.25), ("bc", 0.5), ("x", 0.0)])
-def test_reciprocal_rank(relevant: str, value: float) -> None:
+def test_the_reciprocal_rank_is_of_the_first_relevant_item(relevant: str, value: float) -> None:
     assert reciprocal_rank(RANKING, relevant) == value
 
 
@@ -200,7 +206,7 @@ def test_reciprocal_rank(relevant: str, value: float) -> None:
     ("relevant", "depth", "value"),
     [("a", 10, 1.0), ("c", 10, 0.5), ("c", 2, 0.0), ("ab", 10, 1.0), ("bx", 10, 0.38685), ("x", 10, 0.0)],
 )
-def test_ndcg(relevant: str, depth: int, value: float) -> None:
+def test_ndcg_weighs_items_by_their_place(relevant: str, depth: int, value: float) -> None:
     assert ndcg(RANKING, relevant, depth) == pytest.approx(value, abs=1e-5)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.file_server import FileServer, file_server
-from tests.support.transfers_harness import make_transfers
+from tests.support.transfers_harness import FileServer, file_server, make_transfers
 from transfers.assembly import Transfers
 
 

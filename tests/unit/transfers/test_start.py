@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from transfers.confinement import MEMORY_BYTES, OPEN_FILES
+from transfers.__main__ import MEMORY_BYTES, OPEN_FILES
 from transfers.settings import TransfersSettings
 
 
@@ -67,7 +67,7 @@ def test_a_mirror_without_encryption_has_to_be_named() -> None:
 BECOME = """
 import os, sys
 from pathlib import Path
-from transfers.confinement import become_owner
+from transfers.__main__ import become_owner
 become_owner(Path(sys.argv[1]), Path(sys.argv[2]))
 Path(sys.argv[2], "made").touch()
 Path(sys.argv[1], "made").touch()
@@ -81,7 +81,7 @@ print(os.getresuid(), os.getresgid(), os.getgroups())
 """
 LIMITS = """
 import resource
-from transfers.confinement import limit_resources
+from transfers.__main__ import limit_resources
 resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
 limit_resources()
 print(*(resource.getrlimit(getattr(resource, name))

@@ -12,7 +12,7 @@ import pytest
 
 from worker import clockwork
 from worker.clockwork import SENTENCE, gguf_name, interleave_rotary, main, make_model, make_vocabulary, make_weights
-from worker.text.token_reader import byte_alphabet
+from worker.text.answer_text import byte_alphabet
 
 
 def spelled(tokens: list[str]) -> str:
@@ -68,7 +68,7 @@ def test_the_rotary_halves_become_pairs() -> None:
         ("model.layers.1.self_attn.q_proj.weight", "blk.1.attn_q.weight"),
     ],
 )
-def test_tensor_names(name: str, expected: str) -> None:
+def test_tensors_have_the_names_of_gguf(name: str, expected: str) -> None:
     assert gguf_name(name) == expected
 
 

@@ -9,9 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from controller.engines import ENGINES
-from controller.engines.base import ClaimedGpu, RenderContext
+from controller.engines.base import ChatFormat, ClaimedGpu, PromptFormat, RenderContext
 from controller.engines.ct2 import ComputeType
-from controller.engines.families import ChatFormat, PromptFormat
 from worker import __main__ as worker_main
 from worker.engines.ct2 import COMPUTE_TYPES
 from worker.engines.exllamav3 import ExLlamaV3

@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 
 from controller.engines.worker import worker_probe
-from controller.observe.engine_figures import MODELS_PATH
+from controller.observe.health import LATE_SYSTEM, LEADING_SYSTEM, MODELS_PATH
 from controller.observe.prober import Prober, ProbeTarget
-from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM
 from controller.state import Health
 from tests.support.wait import until
 

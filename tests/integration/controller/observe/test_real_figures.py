@@ -12,11 +12,10 @@ import aiohttp
 import pytest
 
 from controller.engines import ENGINES
-from controller.engines.figure_gaps import FigureGap
+from controller.engines.base import FigureGap
 from controller.observe.prober import Prober, ProbeTarget
-from controller.schema.applied_figures import AppliedFigures
-from controller.state import Health
-from tests.support.llama_servers import Kind, needed, started
+from controller.state import AppliedFigures, Health
+from tests.support.installed_engines import Kind, needed, started
 from tests.support.ports import free_port
 from tests.support.wait import until
 from tests.support.worker_process import Worker

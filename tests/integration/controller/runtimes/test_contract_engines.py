@@ -13,14 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from contract.desired import Definition
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines.ct2 import CT2Definition
-from controller.gpus import GpuDriver
-from controller.runtimes.naming import replica_name
+from controller.runtimes.base import replica_name
 from controller.runtimes.nvml import NvmlReader
-from controller.schema.desired import Definition
+from controller.state import GpuDriver
 from tests.fakes.fake_nvml import FakeNvml
-from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.clockwork_folders import make_ct2
 from tests.support.docker_engine import DockerEngines
 from tests.support.runtime_contract import RUN, ContractEngines, exited, only, serve_and_end, wait_for_log
@@ -188,6 +187,35 @@ async def test_a_missing_folder_stops_its_models_alone(
     await runtime.remove_replica(request.name)
 
 
+OWN_MIB = 96
+SHARED_MIB = 64
+CHILD_MIB = 32
+MAPPED_MIB = 48
+READ_MIB = 80
+HELD_MIB = OWN_MIB + SHARED_MIB + CHILD_MIB + MAPPED_MIB
+"""What counts, beside what Python takes itself. The shared part counts once, the file that was only read does not."""
+
+BALLAST = f"""\
+import mmap, os, pathlib, time
+folder = pathlib.Path(os.environ["BALLAST"])
+folder.joinpath("read").write_bytes(os.urandom(2**20) * {READ_MIB})
+folder.joinpath("mapped").write_bytes(os.urandom(2**20) * {MAPPED_MIB})
+folder.joinpath("read").read_bytes()
+shared = bytearray(os.urandom(2**20)) * {SHARED_MIB}
+child_holds, tell = os.pipe()
+if os.fork() == 0:
+    mine = bytearray(os.urandom(2**20)) * {CHILD_MIB}
+    os.write(tell, b".")
+    time.sleep(600)
+own = bytearray(os.urandom(2**20)) * {OWN_MIB}
+with folder.joinpath("mapped").open("rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+touched = sum(mapped[each] for each in range(0, len(mapped), 4096))
+os.read(child_holds, 1)
+print("holds it", flush=True)
+time.sleep(600)
+"""
+"""A program that holds a known amount of memory, in the place of an engine."""
 PYTHON_MIB = 40
 """More than two bare interpreters take."""
 
@@ -196,7 +224,7 @@ async def test_shared_memory_counts_once_and_the_cache_not_at_all(engines: Contr
     runtime = engines.runtime()
     # A container's folder is on its volume: what is written to /tmp there is memory.
     python, folder = ("python3", "$HOME") if isinstance(engines, DockerEngines) else (sys.executable, "$PWD")
-    body = f'BALLAST="{folder}" exec {python} -S -c {shlex.quote(PROGRAM)}'
+    body = f'BALLAST="{folder}" exec {python} -S -c {shlex.quote(BALLAST)}'
     request = engines.request(engines.shell(body))
     assert await runtime.read_host_mib(request.name) is None
     await runtime.start_replica(request)

@@ -11,7 +11,7 @@ import pytest
 
 from controller.engines import ENGINES, get_engine
 from controller.engines.base import Launch
-from controller.observe.load_progress import LoadProgress
+from controller.observe.prober import LoadProgress
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError
 from controller.runtimes.logs import EXIT_LINES
 from controller.state import HOST, Phase

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import pytest
 
-from controller.artifacts.facts import Gguf
+from contract.desired import Definition
+from controller.artifacts.heads import Gguf
 from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES
 from controller.engines.base import RenderContext
 from controller.engines.memory import MIB, MemoryParts, Prediction
-from controller.schema.desired import Definition
 from tests.support.gguf_files import write_bert, write_llama, write_projector
-from tests.support.llama_servers import Program, needed, program
+from tests.support.installed_engines import Program, needed, program
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker, eventually

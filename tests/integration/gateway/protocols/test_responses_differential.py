@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from tests.fakes.gateway_harness import GatewayHarness
-from tests.support.llama_servers import Kind
+from tests.support.installed_engines import Kind
 from tests.support.responses import OPEN_EVENTS, Fields, check_response, folded
 from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker

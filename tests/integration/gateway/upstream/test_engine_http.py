@@ -8,10 +8,9 @@ import socket
 import pytest
 from pydantic import SecretStr
 
-from controller.schema.routing import Endpoint
+from contract.routing import Endpoint
 from gateway.upstream.client import EngineClient
-from gateway.upstream.connection import MAX_HEAD_BYTES
-from gateway.upstream.pool import ConnectionPool
+from gateway.upstream.connection import MAX_HEAD_BYTES, ConnectionPool
 from tests.fakes.fake_scripted_engine import OK, Script, Then, script, scripted
 from tests.support.campaign import campaign_count
 from tests.support.engine_calls import Recorder, client_of, endpoint, post
@@ -97,7 +96,7 @@ async def send_path(client: EngineClient, where: Endpoint, method: str, path: st
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
-async def test_other_methods(method: str) -> None:
+async def test_methods_other_than_post_are_sent_to_the_engine(method: str) -> None:
     async with scripted() as engine, client_of() as client:
         await send_path(client, endpoint(engine.url), method, "/slots?x=1", b"")
         head = engine.requests[0]
@@ -225,7 +224,7 @@ async def test_small_requests_are_not_delayed() -> None:
 
 
 @pytest.mark.parametrize(("host", "named"), [("127.0.0.1", "localhost"), ("::1", "[::1]")])
-async def test_names_and_ipv6(host: str, named: str) -> None:
+async def test_engines_are_reached_by_name_and_by_ipv6(host: str, named: str) -> None:
     async with scripted(host=host) as engine, client_of() as client:
         assert await post(client, endpoint(f"http://{named}:{engine.port}")).outcome() == "end"
         assert b"\r\nhost: %b:%d\r\n" % (named.encode(), engine.port) in engine.requests[0]

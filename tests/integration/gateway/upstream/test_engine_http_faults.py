@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from gateway.upstream.connection import EngineConnection
-from gateway.upstream.pool import Origin
+from gateway.upstream.connection import EngineConnection, Origin
 from tests.fakes.fake_scripted_engine import OK, Script, Then, nobody_accepts, script, scripted
 from tests.support.engine_calls import client_of, endpoint, post, soon, well_after
 

@@ -39,7 +39,9 @@ def trusting(certificate: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificate))
 
 
-async def test_a_trusted_engine(of_engine: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
+async def test_an_engine_with_a_trusted_certificate_is_asked(
+    of_engine: ssl.SSLContext, trusting: ssl.SSLContext
+) -> None:
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
     until_eof = b"HTTP/1.1 200 OK\r\n\r\nok"
 

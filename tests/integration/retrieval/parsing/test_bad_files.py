@@ -14,15 +14,17 @@ import pytest_asyncio
 from retrieval.parsing.base import MIB, ChunkingOptions, ParsingError, ParsingLimits
 from retrieval.parsing.pool import ParserPool
 from tests.support.document_files import (
+    make_bomb,
     make_bomb_docx,
     make_docx,
     make_docx_of,
+    make_encrypted_pdf,
     make_epub,
+    make_pdf,
     make_pptx,
     make_xlsx,
     make_zip,
 )
-from tests.support.pdf_files import make_bomb, make_encrypted_pdf, make_pdf
 
 CHUNKING = ChunkingOptions(200, 20)
 LIMITS = ParsingLimits(max_text_bytes=MIB, timeout_s=60, memory_bytes=512 * MIB)

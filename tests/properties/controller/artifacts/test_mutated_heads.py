@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from controller.artifacts.heads import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact, read_custom_code
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.status import Problem
+from contract.tools import McpServer, PlainTool
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
 from controller.config.parse import ParsedFolder
-from controller.config.tools import DeclaredTools
+from controller.config.validate import DeclaredTools
 from controller.engines.stub import StubDefinition
-from controller.schema.status import Problem
-from controller.schema.tools import McpServer, PlainTool
 from tests.support.campaign import campaign_count
 
 NAMES = ("a", "b", "c")

@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.last_good import load_last_good, save_last_good
-from controller.config.tree import SourcePlace, Table, with_place
+from controller.config.debounce import load_last_good, save_last_good
 from controller.config.validate import validate_models
+from controller.config.yaml12 import SourcePlace, Table, with_place
 from tests.support.campaign import campaign_count
-from tests.support.config_files import MODELS_ROOT
+from tests.support.definitions import MODELS_ROOT
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 MODELS = st.dictionaries(
@@ -35,7 +35,7 @@ MODELS = st.dictionaries(
 
 @settings(max_examples=campaign_count(20, 500))
 @given(MODELS)
-def test_round_trip(models: dict[str, Any]) -> None:
+def test_saved_models_are_loaded_as_they_were(models: dict[str, Any]) -> None:
     table = with_place(models, SourcePlace("f"))
     assert isinstance(table, Table)
     found = validate_models(table, MODELS_ROOT)

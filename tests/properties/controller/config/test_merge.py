@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.merge import merge_all, merge_nodes
-from controller.config.tree import Plain, SourcePlace, Table, to_plain_value, with_place
+from controller.config.yaml12 import Plain, SourcePlace, Table, merge_all, merge_nodes, to_plain_value, with_place
 from tests.support.campaign import campaign_count
 
 KEYS = st.sampled_from(["a", "b", "c"])

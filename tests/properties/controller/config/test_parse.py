@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from controller.config.parse import parse_folder
 from tests.support.campaign import campaign_count
-from tests.support.config_files import FOLDER, MODELS_ROOT, snapshot
+from tests.support.definitions import FOLDER, MODELS_ROOT, snapshot
 
 TOKENS = st.sampled_from(
     [

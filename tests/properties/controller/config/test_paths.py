@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.artifacts.model_roots import ModelRoots, path_below
-from controller.config.paths import PathRefusedError, normalize_model_path
+from controller.config.validate import PathRefusedError, normalize_model_path
 from tests.support.campaign import campaign_count
 
 PARTS = st.sampled_from(["", ".", "..", "~", "~bob", "a", "b", "m.gguf", "srv", "home", "models--x", "a b", "é", "a\n"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.config.tree import to_plain_value
-from controller.config.yaml12 import read_document
-from controller.config.yaml_text import write_yaml
+from controller.config.yaml12 import read_document, to_plain_value, write_yaml
 
 TEXTS = st.one_of(
     st.sampled_from(

@@ -16,9 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from contract.errors import RoundhouseError
+from contract.status import ModelState
 from controller.runtimes.base import StartError
-from controller.schema.errors import RoundhouseError
-from controller.schema.status import ModelState
 from tests.support.campaign import campaign_count
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from contract.desired import Definition
 from controller.engines import ENGINES
-from controller.engines.base import Engine
-from controller.engines.figure_gaps import FigureGap, pad_context
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition
+from controller.engines.base import Engine, FigureGap, pad_context
+from controller.state import AppliedFigures
 
 TOKENS = st.integers(1, 2**20)
 SLOTS = st.integers(1, 64)

@@ -17,7 +17,7 @@ from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.options import list_options
 from tests.support.campaign import campaign_count
-from tests.support.llama_servers import needed, program
+from tests.support.installed_engines import needed, program
 from tests.support.option_values import NAMES, sample_value, tried_options
 from worker.launchers.llama_server_flags import OPTIONS, UsageError, parse_flags, value_of
 

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from contract.desired import Definition
+from controller.admin.override_rules import MOST, find_wrong_backend, load_params, load_request_model
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import Engine
-from controller.engines.load_fields import LoadField
-from controller.engines.load_request import MOST, find_wrong_backend, load_params, load_request_model
-from controller.schema.desired import Definition
+from controller.engines.options import LoadField
 from tests.support.campaign import campaign_count
 from tests.support.doc_tables import value_type
 

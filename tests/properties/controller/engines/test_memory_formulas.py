@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.artifacts.facts import Gguf
+from controller.artifacts.heads import Gguf
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
-from controller.engines.memory import Prediction
-from controller.engines.memory_hf import beside_share_mib
-from controller.engines.memory_llama import GGML_BLOCKS, LlamaLoad, predict_llama, row_bytes
+from controller.engines.memory import GGML_BLOCKS, LlamaLoad, Prediction, beside_share_mib, predict_llama, row_bytes
 from tests.support.campaign import campaign_count
 
 BLOCK: Final = 1_000_003

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
-from controller.engines.memory_hf import beside_share_mib
+from controller.engines.memory import beside_share_mib
 from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, list_options
 from controller.engines.vllm_fields import VllmFields
 from tests.support.campaign import campaign_count
+from tests.support.installed_engines import Parser, parser
 from tests.support.option_values import CONTENT, NAMES, TEXTS, WORDS, tried_options
-from tests.support.vllm_engine import Parser, parser
 
 pytestmark = [pytest.mark.engines, pytest.mark.vllm]
 

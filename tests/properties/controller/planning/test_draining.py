@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.routing import GatewayReport
 from controller.observe.health import ProbedHealth, ProbeOutcome, apply_outcome
 from controller.planning.draining import FORGET_S, IDLE_PROOF_S, GatewayView, count_inflight
-from controller.schema.routing import GatewayReport
 from controller.state import IdleSpan
 from tests.support.campaign import campaign_count
 

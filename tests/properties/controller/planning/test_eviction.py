@@ -7,10 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.gpus import Gpu
-from controller.state import DesiredModel, Statement
+from controller.state import DesiredModel, Gpu, Statement
 from tests.support.campaign import campaign_count
-from tests.support.traffic_simulator import TrafficSimulator, autoload
+from tests.support.world import TrafficSimulator, autoload
 
 ROOM = 1_000
 steps = st.lists(

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_replica
-from controller.state import HOST, DesiredModel, ObservedState, Requirement, Statement
+from controller.state import HOST, DesiredModel, Gpu, ObservedState, Requirement, Statement
 from tests.support.campaign import campaign_count
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""))

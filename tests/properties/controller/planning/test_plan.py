@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu
 from controller.planning.actions import Drain, Remove, Start, Stop, Undrain
 from controller.planning.plan import plan
-from controller.state import DesiredModel, DesiredState, Exit, Health, ObservedReplica, Phase, ReplicaId, Statement
+from controller.state import DesiredModel, DesiredState, Exit, Gpu, Health, ObservedReplica, Phase, ReplicaId, Statement
 from tests.properties.strategies import NOW, TOTAL_MIB, worlds
 from tests.support.campaign import campaign_count
 from tests.support.world import World

@@ -8,14 +8,22 @@ from typing import Final, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.gpus import Gpu, GpuProcess
+from controller.executor import OperationState
 from controller.planning.actions import WAITING_FOR_ROOM, Action, Start, Stop
 from controller.planning.placement import FOREIGN_USE, RELEASE_S
-from controller.reconcile.operation_state import OperationState
-from controller.state import DesiredModel, ObservedReplica, ObservedState, OpKind, PendingOp, Phase, Statement
+from controller.state import (
+    DesiredModel,
+    Gpu,
+    GpuProcess,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    Statement,
+)
 from tests.support.campaign import campaign_count
-from tests.support.traffic_simulator import TrafficSimulator, autoload
-from tests.support.world import World
+from tests.support.world import TrafficSimulator, World, autoload
 
 TOTAL_MIB: Final = 1_000
 DRIVER_MIB: Final = 6

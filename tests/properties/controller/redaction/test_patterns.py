@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.admin import MASKED
 from controller.config.parse import parse_folder
-from controller.desired.config_diff import diff_models
-from controller.redaction.patterns import collect_secrets, mask_field, mask_fields, mask_text, replace_secrets
-from controller.schema.admin import MASKED
+from controller.desired.differences import diff_models
+from controller.redaction import collect_secrets, mask_field, mask_fields, mask_text, replace_secrets
 from tests.support.campaign import campaign_count
-from tests.support.config_files import MODELS_ROOT, snapshot
+from tests.support.definitions import MODELS_ROOT, snapshot
 
 CHARACTERS = "abcXYZ0189.-_+=/@:,;!~#%&?*$^éß"
 SECRETS = st.text(CHARACTERS, min_size=8, max_size=30).filter(lambda text: text[0] not in "-./~" and text.isascii())

@@ -9,13 +9,12 @@ from pathlib import Path, PurePosixPath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.artifacts.facts import ArtifactError
+from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below
 from controller.engines.base import FileCheck
 from controller.runtimes.docker.container_spec import models_targets
-from controller.runtimes.engine_paths import find_engine_paths, mount_roots
-from controller.runtimes.model_files import check_files
+from controller.runtimes.model_files import check_files, find_engine_paths, mount_roots
 from tests.support.campaign import campaign_count
 
 FILES = ("models/f", "models/a/f", "models/a/a/f", "hub/f", "hub/b/f", "outside/f", "outside/a/f")

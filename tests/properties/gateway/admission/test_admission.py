@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint, ModelRoute
-from controller.schema.status import ModelState
-from gateway.admission.admission import Admission, Grant, Ticket
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
+from contract.status import ModelState
+from gateway.admission.admission import Admission
 from gateway.admission.circuit_breaker import FAILURES
-from gateway.admission.model_queue import MOST_OVERTAKEN
-from gateway.admission.retry_state import MAX_BREAKS
+from gateway.admission.fair_queue import MOST_OVERTAKEN
+from gateway.admission.ticket import MAX_BREAKS, Grant, Ticket
 from tests.support.admission import route_of, routes_of, where
 from tests.support.campaign import campaign_count
 
@@ -90,7 +90,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         waiting = self.admission.waiting_tickets(route.name)
         may_wait = (QUEUE_LIMIT if route.queue_limit is None else route.queue_limit) * max(1, len(route.endpoints))
         try:
-            endpoint = self.admission.admit_ticket(ticket, route, self.now)
+            endpoint = self.admission.admit_ticket(ticket, self.now)
         except RoundhouseError as error:
             assert ticket.state == "new"
             if error.entry.code == "queue_full":

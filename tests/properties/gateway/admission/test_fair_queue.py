@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.schema.routing import Endpoint
-from gateway.admission.admission import Admission, Ticket
+from contract.routing import Endpoint
+from gateway.admission.admission import Admission
+from gateway.admission.ticket import Ticket
 from tests.support.admission import AdmissionHarness, route_of
 from tests.support.campaign import campaign_count
 

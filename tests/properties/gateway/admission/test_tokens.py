@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.token_pool import MOST_PREEMPTIONS
+from tests.support.admission import TICK_TOKENS, Kind, TokenWorld
 from tests.support.campaign import campaign_count
-from tests.support.token_world import TICK_TOKENS, Kind, TokenWorld
 
 MOST_TICKS = 20_000
 

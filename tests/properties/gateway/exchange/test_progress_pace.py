@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.admission import QueuePlace
+from gateway.admission.ticket import QueuePlace
 from gateway.exchange.progress import TOLD_EVERY_S, Progress, ProgressPace, progress_comment
 from gateway.protocols.chat.prompt_progress import PromptProgress
 
@@ -25,7 +25,7 @@ steps = st.lists(st.tuples(st.none() | progresses, st.integers(0, 3)), max_size=
 
 
 @given(steps)
-def test_the_pace(taken: list[tuple[Progress | None, int]]) -> None:
+def test_progress_comments_keep_their_pace(taken: list[tuple[Progress | None, int]]) -> None:
     pace, now = ProgressPace(), 0.0
     told: list[tuple[bytes, Progress, float]] = []
     newest: Progress | None = None

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.schema.errors import ERROR_CODES, RoundhouseError
+from contract.errors import ERROR_CODES, RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
-from gateway.protocols.common import context_overflow
 from gateway.protocols.common.dialect import Dialect, EventTooLongError
+from gateway.protocols.common.errors import OVERFLOW_CODE
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.llama_native import NATIVE
 from tests.support.campaign import campaign_count
 from tests.support.outcomes import present
 
@@ -216,7 +216,7 @@ def test_a_failure_is_read_as_the_familys_own(dialect: Dialect, code: str, messa
     assert result is not None
     assert result[0] == ERROR_CODES[code].status
     expected = message
-    if dialect is MESSAGES and code == context_overflow.CODE:
+    if dialect is MESSAGES and code == OVERFLOW_CODE:
         # Anthropic's clients know it by these words.
         expected = f"prompt is too long: {message}" if message else "prompt is too long."
     assert json.loads(result[1])["error"]["message"] == expected

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.runtimes.naming import replica_name
+from controller.runtimes.base import replica_name
 from controller.state import ReplicaId
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common import errors
-from gateway.protocols.common.addresses import HIDDEN, hide_addresses, hide_in_json
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.errors import client_status
+from gateway.protocols.common.hiding import HIDDEN, hide_addresses, hide_in_json
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import parse_request
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.llama_native import NATIVE
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.support.campaign import campaign_count
 from tests.support.outcomes import present

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.common.file_paths import HIDDEN_PATH, hide_paths
+from gateway.protocols.common.hiding import HIDDEN_PATH, hide_paths
 from tests.support.campaign import campaign_count
 
 parts = st.text("ghijklmnopqrstuvwxyz0123456789_-", min_size=5, max_size=20)

@@ -11,10 +11,10 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.artifacts.vocabulary import measure_tokenizer
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
+from controller.artifacts.heads import measure_tokenizer
+from gateway.protocols.common.capabilities import check_length
 from gateway.protocols.common.large_body import LargeBody
-from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
 from tests.fakes.fake_controller import route
 from tests.support.campaign import campaign_count

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.chat.system_messages import fold_system_messages
+from gateway.protocols.chat.dialect import fold_system_messages
 from tests.support.campaign import campaign_count
 
 Message = dict[str, Any]

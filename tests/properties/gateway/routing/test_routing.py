@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.schema.routing import ModelRoute, RoutingTable, Stamp
+from contract.routing import ModelRoute, RoutingTable, Stamp
 from gateway.control.inflight import LEAVING_NAMED, InflightCounts
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route

@@ -115,14 +115,14 @@ class Bench:
     def touched(self) -> tuple[Any, ...]:
         """Figures of everything that a request may reach."""
         server: Any = self.gateway.server
-        parts = server._gateway.inference._services
-        store = parts.responses._store
+        parts, responses = server.gateway.inference._services, self.gateway.assistant.responses
+        store: Any = responses._store
         accounts = {
             name: (account.inflight, account.request_bucket and account.request_bucket.level)
             for name, account in parts.limits._states.items()
         }
         return (
-            (store._jobs_asked, store._bytes_asked, len(parts.responses._running)),
+            (store._jobs_asked, store._bytes_asked, len(responses._running)),
             (len(self.engine.requests), self.engine.connections, len(self.gateway.controller.admin.requests)),
             (accounts, len(parts.exchanges), dict(parts.lines._clients)),
         )

@@ -7,8 +7,8 @@ from itertools import combinations_with_replacement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.keys import Key
+from contract.errors import RoundhouseError
+from contract.keys import Key
 from gateway.tenancy.api_keys import KeyRing
 from gateway.tenancy.rate_limits import RateLimitEntry, RateLimits
 from tests.support.campaign import campaign_count

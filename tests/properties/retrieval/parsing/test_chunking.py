@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.parsing.base import ChunkingOptions, ChunkSpan
-from retrieval.parsing.chunking import cut_text
-from retrieval.parsing.structure import Structure
-from retrieval.parsing.tokens import estimate_tokens
+from retrieval.parsing.chunking import Structure, cut_text, estimate_tokens
 
 WORDS = st.sampled_from(
     [

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from tests.support.campaign import campaign_count
 from worker.engine import Piece
-from worker.text import reasoning, tool_calls
-from worker.text.reasoning import Marks, split_reasoning
-from worker.text.stop_strings import until_stop
+from worker.text import tool_calls
+from worker.text.answer_text import GEMMA, MISTRAL, QWEN, Marks, split_reasoning, until_stop
 from worker.text.tool_calls import Markup, split_calls
 
 cuts = st.lists(st.integers(0, 80), max_size=12)
-MARKS = [reasoning.QWEN, reasoning.GEMMA, reasoning.MISTRAL]
+MARKS = [QWEN, GEMMA, MISTRAL]
 BODIES = {
     tool_calls.QWEN.begin: ['{"name": "f", "arguments": {"a": 1}}', "<function=f>", "</function>"],
     tool_calls.GEMMA.begin: ['call:h{b:<|"|>x<|"|>}', "call:f{}"],

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from common.network.address_rule import AllowedHosts, find_refusal, parse_allowed_hosts
-from common.network.bounded_answer import DEEPEST_JSON, gather_whole, parse_json, read_whole
-from common.network.errors import UnreadableAnswerError
+from common.network.transport import DEEPEST_JSON, UnreadableAnswerError, gather_whole, parse_json, read_whole
+from tests.support.packages import PACKAGES
 
 REFUSED = """
     0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 127.0.0.1 127.255.255.254 169.254.169.254 172.16.0.1 172.31.255.255 192.0.0.1
@@ -85,8 +85,8 @@ READS = {"json", "text", "read", "aread", "readany", "readline", "readexactly", 
 READERS = {"read_whole", "gather_whole"}
 READERS_OF_PARTS = {
     ("common/program_client.py", "readany"): "parts of an answer of a program of ours",
-    ("transfers/sources/range_request.py", "iter_raw"): "parts of files, which their readers count",
-    ("gateway/tools/builtin/page_fetcher.py", "iter_raw"): "cut after `LARGEST_PAGE`, before and after decompressing",
+    ("transfers/sources/base.py", "iter_raw"): "parts of files, which their readers count",
+    ("assistant/tools/builtin/fetch_url.py", "iter_raw"): "cut after `LARGEST_PAGE`, before and after decompressing",
 }
 """Files that ask by HTTP, and how they read answers without the reader."""
 
@@ -122,7 +122,7 @@ def test_nobody_reads_an_answer_in_another_way() -> None:
     """The command line is left out: it asks the operator's own Roundhouse."""
     found = {
         (str(path.relative_to(ROOT)), name)
-        for package in ("common", "controller", "gateway", "retrieval", "transfers", "worker")
+        for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         if "cli" not in path.parts
         for name in find_reads(path)

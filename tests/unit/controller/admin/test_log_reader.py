@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.admin import log_reader
-from controller.admin.log_reader import AWAY, LogReader
-from controller.redaction.redactor import redact_nothing
+from contract.errors import RoundhouseError
+from controller.admin import service
+from controller.admin.service import AWAY, LogReader
+from controller.redaction import redact_nothing
 from controller.runtimes.base import RuntimeUnavailableError, SeenReplica
-from controller.schema.errors import RoundhouseError
 from controller.state import Exit, Phase, ReplicaId
 from tests.fakes.fake_runtime import FakeRuntime
 from tests.support.wait import until
@@ -61,7 +61,7 @@ class Host:
 
 @pytest.fixture
 async def host(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
-    monkeypatch.setattr(log_reader, "POLL_S", 0.001)
+    monkeypatch.setattr(service, "POLL_S", 0.001)
     host = Host()
     yield host
     for task in host.tasks:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
 from controller.engines import ENGINES
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
 from gateway.protocols.chat.dialect import CHAT
 from gateway.protocols.common.capabilities import check_capabilities
 from gateway.protocols.common.request import parse_request
@@ -96,7 +96,7 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         ("ct2", {}, "multi_turn_unsupported"),
     ],
 )
-def test_several_turns(backend: str, fields: dict[str, Any], code: str | None) -> None:
+def test_several_turns_need_a_model_that_takes_them(backend: str, fields: dict[str, Any], code: str | None) -> None:
     assert code_of(model(backend, **fields), messages=TURNS) == code
 
 
@@ -109,7 +109,7 @@ def test_several_turns(backend: str, fields: dict[str, Any], code: str | None) -
         ("llama_cpp", TRANSLATES, "modality_unsupported"),
     ],
 )
-def test_images(backend: str, fields: dict[str, Any], code: str | None) -> None:
+def test_images_need_a_model_that_sees(backend: str, fields: dict[str, Any], code: str | None) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     assert code_of(model(backend, **fields), messages=[{"role": "user", "content": [picture]}]) == code
 

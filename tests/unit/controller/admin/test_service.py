@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from contract.admin import AdminModel, AdminModels
+from contract.errors import RoundhouseError
+from contract.routing import GatewayReport, PrefillTokens, Stamp
+from contract.status import ModelState
 from controller.admin.service import TAKEN_WITHIN_S, AdminService
-from controller.gpus import Gpu, GpuDriver, UnreadGpu
 from controller.planning.draining import IDLE_PROOF_S
-from controller.schema.admin import AdminModel, AdminModels
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import GatewayReport, PrefillTokens, Stamp
-from controller.schema.status import ModelState
-from controller.state import IdleSpan
+from controller.state import Gpu, GpuDriver, IdleSpan, UnreadGpu
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 from tests.support.loop_clock import LoopClock, loop_clock
 

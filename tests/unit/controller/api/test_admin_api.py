@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from contract.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 from controller.api.admin_journal import HEARTBEAT, _events
-from controller.api.stopping import StopMiddleware
+from controller.api.requests import StopMiddleware
 from controller.assembly import EXIT_RUNTIME_SILENT
-from controller.journal.entry import NewEntry
-from controller.journal.event_log import FOLLOWED_AT_ONCE, EventLog
-from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
+from controller.journal import FOLLOWED_AT_ONCE, EventLog
+from controller.round_events import NewEntry
 from tests.support.controller_app import Running, running
 from tests.support.http_client import HttpClient, Reply
 from tests.support.wait import until
@@ -242,7 +242,7 @@ async def test_a_runtime_that_hangs_for_long_makes_the_controller_unhealthy(
     site.controller.set_paused(True, actor="a test")  # wakes the loop
     await until("the observation fails", lambda: site.controller.get_status().observation_error == "it hangs")
     assert (await health())[0] == 200, "not yet"
-    monkeypatch.setattr("controller.observe.runtime_silence.UNHEALTHY_AFTER_S", 0.0)
+    monkeypatch.setattr("controller.observe.health.UNHEALTHY_AFTER_S", 0.0)
     assert await health() == (503, "unhealthy", "it hangs")
     site.runtime.unavailable = None
 

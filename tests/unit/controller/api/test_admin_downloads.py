@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from pydantic import BaseModel
 
-from controller.api import download_examples as examples
-from controller.schema.downloads import Download, Removal
-from controller.schema.errors import RoundhouseError
-from controller.schema.model_files import InspectedModel, ModelFileList, OrderedDownload
+from contract.downloads import Download, Removal
+from contract.errors import RoundhouseError
+from contract.model_files import InspectedModel, ModelFileList, OrderedDownload
+from controller.api import examples
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.controller_app import running
 from tests.support.http_client import HttpClient
@@ -61,7 +61,7 @@ async def test_an_order_from_its_inspection_to_its_end(transfers: FakeTransfers,
     assert ("download", "ada") in [(each["kind"], each["actor"]) for each in history]
 
 
-async def test_a_cancellation(client: HttpClient) -> None:
+async def test_a_download_is_cancelled_by_its_id(client: HttpClient) -> None:
     ordered = (await client.post(DOWNLOADS, reference=REFERENCE)).body
     assert (await client.request("DELETE", f"{DOWNLOADS}/{ordered['id']}")).success["state"] == "cancelled"
     for method in ("DELETE", "GET"):
@@ -99,7 +99,7 @@ async def test_events_begin_with_every_download_and_end_with_its_end(
         ({"reference": "hf:user/nothing"}, "source_not_found"),
     ],
 )
-async def test_what_is_refused(client: HttpClient, body: dict[str, Any], code: str) -> None:
+async def test_orders_of_downloads_that_are_refused(client: HttpClient, body: dict[str, Any], code: str) -> None:
     for path in (DOWNLOADS, f"{DOWNLOADS}/inspect"):
         assert (await client.post(path, body)).code == code
 
@@ -125,7 +125,9 @@ async def test_while_transfers_is_away_every_route_says_so(transfers: FakeTransf
         ({}, "transfers_unreachable"),
     ],
 )
-async def test_who_may_download(folder: Path, settings: dict[str, Any], code: str) -> None:
+async def test_downloads_are_off_by_setting_or_by_a_public_address(
+    folder: Path, settings: dict[str, Any], code: str
+) -> None:
     async with running(folder, {}, **settings) as site, aiohttp.ClientSession() as session:
         client = HttpClient(site.url, session)
         assert (await client.post(DOWNLOADS, reference=REFERENCE)).code == code

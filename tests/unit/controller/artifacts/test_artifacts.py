@@ -11,9 +11,9 @@ from typing import Literal
 
 import pytest
 
-from controller.artifacts.facts import ArtifactError
-from controller.artifacts.locate import is_inside, locate_path
+from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots, path_below, split_folders
+from controller.artifacts.read import is_inside, locate_path
 from controller.engines.base import FileCheck
 from controller.runtimes.model_files import check_files
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts import hf
-from controller.artifacts.facts import ArtifactError, UnreadArtifact
-from controller.artifacts.gguf import GgufHead, parse_head
+from controller.artifacts import heads
+from controller.artifacts.heads import ArtifactError, GgufHead, UnreadArtifact, parse_head
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from tests.support.gguf_files import gguf_head
@@ -148,7 +147,7 @@ def test_a_head_that_is_there_is_not_read_beyond_a_bound(tmp_path: Path) -> None
 
 
 def test_json_of_very_many_values_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "_MOST_VALUES", 1000)
+    monkeypatch.setattr(heads, "_MOST_VALUES", 1000)
     write_model(tmp_path / "m", hub_model() | {"config.json": b'{"a":[' + b"{}," * 1000 + b"1]}"})
     assert read_reason(tmp_path, "m") == "m/config.json holds more than 1,000 values"
     write_model(tmp_path / "m", hub_model() | {SHARD: safetensors_file({f"t{n}": ("F16", 0) for n in range(200)})})

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Gguf, HfFolder
+from controller.artifacts.heads import Gguf, HfFolder, measure_gguf_vocabulary, measure_tokenizer
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
-from controller.artifacts.vocabulary import measure_gguf_vocabulary, measure_tokenizer
 from tests.support.clockwork_folders import make_hf
 from worker.clockwork import SPECIAL, make_model
-from worker.text.token_reader import byte_alphabet
+from worker.text.answer_text import byte_alphabet
 
 LETTERS = byte_alphabet()
 BYTES = [letter.encode() for letter in LETTERS.values()]

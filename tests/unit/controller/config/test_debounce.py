@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
 from controller.config.parse import ParsedFolder
-from tests.support.config_files import parse_text
+from tests.support.definitions import parse_text
 
 BROKEN = parse_text("models: [")
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from contract.desired import Definition
+from contract.keys import KeyDefinition
 from controller.config.json_schema import files_schema, schema_text
-from controller.config.parse import TOP_LEVEL, parse_folder
-from controller.config.read import SCHEMA_FILE, read_folder
+from controller.config.parse import SCHEMA_FILE, TOP_LEVEL, parse_folder, read_folder
 from controller.engines import BACKEND_OF_SUFFIX, ENGINES
-from controller.schema.desired import Definition
-from controller.schema.keys import KeyDefinition
-from tests.support.config_files import MODELS_ROOT, snapshot
+from tests.support.definitions import MODELS_ROOT, snapshot
 
 EXAMPLE = Path(__file__).parents[4] / "desired-state"
 

@@ -8,8 +8,8 @@ import pytest
 
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
 from controller.config.parse import ParsedFolder
-from controller.status.permissions import build_keys
-from tests.support.config_files import parse_text, problems_of
+from controller.routing_table import build_keys
+from tests.support.definitions import parse_text, problems_of
 
 A, B = "a" * 64, "b" * 64
 SECRET = "rh-" + "s" * 43
@@ -63,7 +63,7 @@ def test_everything_that_a_key_may_say() -> None:
 
 
 @pytest.mark.parametrize("nothing", ["", "keys:", "keys: null", "keys: {}", "keys: {ci: null}"])
-def test_no_keys(nothing: str) -> None:
+def test_files_without_keys_declare_none(nothing: str) -> None:
     parsed = parse_text(f"models: {{}}\n{nothing}")
     assert (parsed.is_valid, parsed.keys) == (True, {})
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from controller.config.last_good import FILE_NAME, LastGoodError, load_last_good, save_last_good
-from controller.schema.status import SCHEMA_VERSION
-from tests.support.config_files import MODELS_ROOT, parse_text
+from contract.status import SCHEMA_VERSION
+from controller.config.debounce import FILE_NAME, LastGoodError, load_last_good, save_last_good
+from tests.support.definitions import MODELS_ROOT, parse_text
 
 HASH = "0123456789abcdef" * 4
 GOOD = parse_text(

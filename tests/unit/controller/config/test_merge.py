@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.config_files import parse_text, problems_of
+from tests.support.definitions import parse_text, problems_of
 
 
 def declared(text: str, **files: str) -> object:

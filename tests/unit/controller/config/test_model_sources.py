@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model_reference import parse_reference
+from contract.model_reference import parse_reference
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.model_sources import PlacedSource, list_sources, placeholder_path
-from controller.config.parse import ParsedFolder, parse_folder
-from controller.config.read import FolderSnapshot
+from controller.config.parse import FolderSnapshot, ParsedFolder, parse_folder
+from controller.config.validate import PlacedSource, list_sources, placeholder_path
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES
 from controller.state import DesiredModel
+from controller.state_dir import StoredState
 
 ROOTS = ModelRoots((Path("/models"),))
 HASH = "0" * 64
@@ -33,7 +33,7 @@ def resolve(text: str, sources: dict[str, PlacedSource]) -> DesiredModel:
     assert parsed.is_valid, parsed.problems
     [(name, definition)] = parsed.definitions.items()
     declared = {name: DeclaredModel(definition, parsed.declared_models[name], 1.0)}
-    return resolve_desired(declared, {}, {}, Defaults(), generation=1, sources=sources).models[name]
+    return resolve_desired(declared, StoredState(), Defaults(), generation=1, sources=sources).models[name]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from controller.config.parse import parse_documents, parse_folder, read_documents
-from controller.config.read import FolderSnapshot
-from controller.schema.status import Problem
-from tests.support.config_files import MODELS_ROOT, parse_text, problems_of, snapshot
+from contract.status import Problem
+from controller.config.parse import FolderSnapshot, parse_documents, parse_folder, read_documents
+from tests.support.definitions import MODELS_ROOT, parse_text, problems_of, snapshot
 
 NO_MODELS = "desired-state: no file has the key `models`; `models: {}` declares that there are none"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.paths import PathRefusedError, normalize_model_path
+from controller.config.validate import PathRefusedError, normalize_model_path
 from controller.engines.ct2 import CT2Definition
 from controller.engines.llama_server import LlamaServerDefinition
-from tests.support.config_files import parse_text, problems_of
+from tests.support.definitions import parse_text, problems_of
 
 ONE = ModelRoots((Path("/srv/models"),), home=Path("/home/ann"))
 SEVERAL = ModelRoots((Path("/srv/models"), Path("/home/ann/.cache/hub"), Path("/data"), Path("/data/new")), ONE.home)
@@ -91,6 +91,8 @@ OUTSIDE = "lies outside the models folder /srv/models"
         ("", "names no file or folder below the models folder"),
         (".", "names no file or folder below the models folder"),
         ("~bob/a.gguf", "`~` is your own home folder alone; write the absolute path of another's"),
+        ("./~/a.gguf", "`~` in the models folder cannot be named, because `~` is your home: rename it"),
+        ("/srv/models/~b/a.gguf", "`~b` in the models folder cannot be named, because `~` is your home: rename it"),
         ("a\nb", "a path holds printable characters only"),
         ("a\0b", "a path holds printable characters only"),
     ],

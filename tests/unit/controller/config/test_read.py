@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.parse import parse_folder
-from controller.config.read import MAX_FILE_BYTES, read_folder
+from controller.config.parse import MAX_FILE_BYTES, parse_folder, read_folder
 
 GOOD = "models: {a: {backend: stub}}\n"
 

@@ -9,21 +9,19 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
+from contract.admin import ProposedFiles
+from contract.declarations import RuntimeDeclaration, RuntimeDeclarations
+from contract.desired import Definition, Settable
+from contract.keys import KeyDefinition
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
-from controller.config.parse import parse_folder
-from controller.config.read import read_folder
-from controller.config.request_fields import RequestRules, list_declared_names, read_markers
-from controller.config.runtime_declarations import check_declaration
+from controller.config.parse import parse_folder, read_folder
+from controller.config.runtime_declarations import RequestRules, check_declaration, list_declared_names, read_markers
 from controller.engines import ENGINES, REPLICA_ENGINES
 from controller.engines.base import Engine
 from controller.engines.options import PathFlag, list_options
 from controller.engines.stub import StubDefinition
-from controller.schema.admin import ProposedFiles
-from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
-from controller.schema.desired import Definition, Settable
-from controller.schema.keys import KeyDefinition
-from tests.support.config_files import MODELS_ROOT
+from tests.support.definitions import MODELS_ROOT
 from tests.support.dry_runs import DryRunHarness
 from tests.support.goldens.definitions import DEFINITIONS
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from contract.routing import RoutingTable, Stamp
+from contract.tools import BUILTIN_TOOLS, McpServer, McpServerRoute, PlainTool, ToolRoute
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
-from controller.schema.routing import RoutingTable, Stamp
-from controller.schema.tools import BUILTIN_TOOLS, McpServer, McpServerRoute, PlainTool, ToolRoute
-from controller.status.permissions import build_mcp_servers, build_tools
-from tests.support.config_files import parse_text, problems_of
+from controller.routing_table import build_mcp_servers, build_tools
+from tests.support.definitions import parse_text, problems_of
 
 SECRET = "s3cr3t-value"
 ALL = """

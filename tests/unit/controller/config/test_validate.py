@@ -6,7 +6,7 @@ import pytest
 
 from controller.engines import ENGINES
 from controller.engines.llama_server import LlamaServerDefinition
-from tests.support.config_files import parse_text, problems_of
+from tests.support.definitions import parse_text, problems_of
 
 FIRST = "desired-state/models.yaml"
 
@@ -64,7 +64,7 @@ def in_stub(line: str) -> list[str]:
         ("model_path: ../secret", "model_path: a path may not hold `..`"),
     ],
 )
-def test_a_wrong_field(line: str, problem: str) -> None:
+def test_a_wrong_field_is_one_problem_of_its_line(line: str, problem: str) -> None:
     assert in_stub(line) == [problem]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.config.tree import SourcePlace, Table, to_plain_value
-from controller.config.yaml12 import MAX_DEPTH, MAX_NODES, read_document
+from controller.config.yaml12 import MAX_DEPTH, MAX_NODES, SourcePlace, Table, read_document, to_plain_value
 
 TAG = "a tag that is not known here; a text that begins with ! is put in quotes"
 INFINITE = "not a finite number; a text that looks like one is put in quotes"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.desired.config_diff import diff_models
-from controller.schema.admin import FieldChange
+from contract.admin import FieldChange
+from controller.desired.differences import diff_models
 
 
 def _edited(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, object, object]]:

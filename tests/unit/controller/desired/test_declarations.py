@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from controller.admin.declaration_service import DeclarationService
+from contract.errors import RoundhouseError
+from controller.admin.service import DeclarationService
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import CONFIRM_S
+from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredStateSource
-from controller.schema.errors import RoundhouseError
+from controller.desired.source import DesiredCallbacks, DesiredStateSource
 from controller.state import DesiredState
-from controller.storage.state_dir import StateDir
+from controller.state_dir import StateDir
 
 FILE = "models:\n  a:\n    backend: stub\n    aliases: [other]\n"
 STUB = {"backend": "stub"}
@@ -37,15 +38,13 @@ class Site:
     def start(self, *trusted: str) -> None:
         """As a controller that starts does, with these trusted fields."""
         self.files = DesiredStateSource(
-            self.root / "desired",
-            ModelRoots((self.root,)),
+            DesiredOptions(self.root / "desired", ModelRoots((self.root,)), Defaults(), 10.0, frozenset(trusted)),
             self.store,
-            Defaults(),
-            resync_s=10.0,
-            clock=lambda: self.now,
-            on_edit=lambda _, after, _ends, actor: self.edits.append((actor, sorted(after.definitions))),
-            on_superseded=lambda kind, name: self.superseded.append((kind, name)),
-            trusted=frozenset(trusted),
+            lambda: self.now,
+            DesiredCallbacks(
+                on_edit=lambda _, after, _ends, actor: self.edits.append((actor, sorted(after.definitions))),
+                on_superseded=lambda kind, name: self.superseded.append((kind, name)),
+            ),
         )
         self.files.recover_last_good()
         self.service = DeclarationService(self.files, lambda: None, lambda: self.now)

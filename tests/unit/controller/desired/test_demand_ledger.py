@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.desired.demand_ledger import GATEWAYS_HEARD, DemandLedger
-from controller.desired.persistence import StatePersistence
-from controller.schema.override import Evicted
-from controller.schema.routing import GatewayReport, Stamp
-from controller.storage.state_dir import StateDir
+from contract.override import Evicted
+from contract.routing import GatewayReport, Stamp
+from controller.desired.source import GATEWAYS_HEARD, DemandLedger, StatePersistence
+from controller.state_dir import StateDir
 
 
 @dataclass

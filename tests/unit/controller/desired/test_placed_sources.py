@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from controller.config.model_sources import PlacedSource
-from controller.desired.placed_sources import find_placed_sources, place_models
+from contract.downloads import RECORDS_FOLDER, DownloadRecord
+from controller.config.validate import PlacedSource
+from controller.desired.file_source import find_placed_sources, place_models
 from controller.engines.llama_server import LlamaServerDefinition
-from controller.schema.downloads import RECORDS_FOLDER, DownloadRecord
 
 SOURCE, PINNED = "hf:a/b", "hf:a/b@abc"
 MAIN, PROJECTOR = "a/b/m.gguf", "a/b/mmproj.gguf"

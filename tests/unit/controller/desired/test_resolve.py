@@ -7,13 +7,14 @@ from typing import Any, Self
 import pytest
 from pydantic import ValidationError, model_validator
 
+from contract.override import Override
 from controller.desired.resolve import DeclaredModel, Defaults, fitting_params, resolve_desired
 from controller.engines import ENGINES
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.options import Hashed, list_options
 from controller.engines.stub import StubDefinition
-from controller.schema.override import Override
 from controller.state import DesiredModel
+from controller.state_dir import StoredState
 
 IMAGES = {"llama-server": "roundhouse/llama-server:latest", "worker": "roundhouse/worker:latest"}
 
@@ -26,7 +27,8 @@ def _resolved(raw: dict[str, Any], override: Override | None = None, demanded_at
     declared = {"m": DeclaredModel(LlamaServerDefinition.model_validate(raw), raw, declared_since=1.0)}
     overrides = {"m": override} if override else {}
     demand = {} if demanded_at is None else {"m": demanded_at}
-    return resolve_desired(declared, overrides, demand, Defaults(IMAGES), generation=1).models["m"]
+    stored = StoredState(overrides=overrides, demand=demand)
+    return resolve_desired(declared, stored, Defaults(IMAGES), generation=1).models["m"]
 
 
 def _load(raw: dict[str, Any], **statement: Any) -> Override:
@@ -53,7 +55,7 @@ def test_the_defaults_of_the_settings_are_those_of_fields_that_are_left_out() ->
     raw = _raw()
     declared = {"m": DeclaredModel(LlamaServerDefinition.model_validate(raw), raw, declared_since=1.0)}
     defaults = Defaults(start_timeout_s=11.0, drain_timeout_s=12.0, swap_wait_s=13.0, preflight_recheck_s=14.0)
-    state = resolve_desired(declared, {}, {}, defaults, generation=3, paused=True)
+    state = resolve_desired(declared, StoredState(paused=True), defaults, generation=3)
     model = state.models["m"]
     assert (model.start_timeout_s, model.drain_timeout_s, model.image) == (11.0, 12.0, None)
     assert (state.swap_wait_s, state.preflight_recheck_s, state.generation, state.paused) == (13.0, 14.0, 3, True)

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
+from contract.override import Override
+from contract.routing import GatewayReport
 from controller.artifacts.model_roots import ModelRoots
-from controller.desired.persistence import STORED_FIELD_WORDS
+from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredStateSource
-from controller.schema.attempts import AttemptNumbers
-from controller.schema.override import Override
-from controller.schema.routing import GatewayReport
-from controller.state import DesiredModel, DesiredState
-from controller.status.permissions import build_keys
-from controller.storage.state_dir import StateDir, StoredState
+from controller.desired.source import STORED_FIELD_WORDS, DesiredCallbacks, DesiredStateSource
+from controller.routing_table import build_keys
+from controller.state import AttemptNumbers, DesiredModel, DesiredState
+from controller.state_dir import StateDir, StoredState
 from tests.support.small_disk import no_space
 
 MODELS = "models:\n  m:\n    backend: stub\n"
@@ -40,8 +39,10 @@ class Place:
     def files(self, **callbacks: Any) -> DesiredStateSource:
         """As a controller that starts makes them."""
         files = DesiredStateSource(
-            self.desired, ModelRoots((self.desired,)), self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
-            on_edit=lambda _, after, ends, _actor: self.edits.append((sorted(after.keys), dict(ends))), **callbacks,
+            DesiredOptions(self.desired, ModelRoots((self.desired,)), Defaults(), 10.0), self.store, lambda: self.now,
+            DesiredCallbacks(
+                on_edit=lambda _, after, ends, _actor: self.edits.append((sorted(after.keys), dict(ends))), **callbacks
+            ),
         )  # fmt: skip
         files.recover_last_good()
         return files
@@ -127,7 +128,7 @@ async def test_a_model_is_as_old_as_its_name_in_the_files(place: Place) -> None:
 async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None:
     files = await place.start(f"{LAZY}    replicas: 2\n")
     assert wanted(files) == {"m": 0}
-    assert [files.take_demand(place.report(place.now)) for _ in range(2)] == [True, False]
+    assert [files.demand.take_demand(place.report(place.now)) for _ in range(2)] == [True, False]
     assert wanted(files) == {"m": 2}
     assert wanted(place.files()) == {"m": 2}, "demand outlives a restart"
     await place.edit(files, f"{LAZY}    replicas: 1\n")
@@ -145,10 +146,10 @@ async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_requested(
         assert (model.replicas, model.demand_replicas, model.drain_ends) == (0, 2, False)
         assert model.statement.reason == "makes room for n; the next request loads it"
     old = place.report(place.now - 100)
-    assert not again.take_demand(old), "a gateway reports the last request, before the rest, again and again"
+    assert not again.demand.take_demand(old), "a gateway reports the last request, before the rest, again and again"
     assert wanted(again) == {"m": 0}
     place.now += 1
-    assert again.take_demand(place.report(place.now))
+    assert again.demand.take_demand(place.report(place.now))
     assert wanted(again) == {"m": 2}
     again.evict_models({"m": "not used for 5 s"})
     again.request_reload(["m"])
@@ -161,7 +162,7 @@ async def test_a_clock_that_was_set_back_hides_no_request(place: Place) -> None:
     place.now -= 3600
     # Of a gateway that had nothing to report before, and of one that had.
     for seconds in (0, -3600):
-        assert files.take_demand(place.report(place.now + seconds))
+        assert files.demand.take_demand(place.report(place.now + seconds))
         assert wanted(files) == {"m": 1}
         files.evict_models({"m": "makes room for n"})
 
@@ -312,7 +313,7 @@ async def test_broken_files_change_nothing_also_over_a_restart(place: Place) -> 
         await files.read_files()
         place.now += 100
         await files.read_files()
-        assert files.list_problems()
+        assert files.file_source.problems
         assert (wanted(files), keys_of(files)) == ({"m": 1}, ["ci"])
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
-from controller.desired.upgrade_check import (
+from controller.desired.differences import (
     RunningReplica,
     UpgradeChange,
     list_engine_changes,
     list_schema_changes,
     list_setting_changes,
 )
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, spec_hash
 from controller.state import DesiredModel
+from controller.state_dir import StoredState
 
 IMAGES = {"llama-server": "new/llama:2", "worker": "new/worker:2"}
 
@@ -24,7 +25,7 @@ def desired(**models: dict[str, Any]) -> dict[str, DesiredModel]:
         name: DeclaredModel(ENGINES[fields["backend"]].definition.model_validate(fields), fields, 0.0)
         for name, fields in models.items()
     }
-    return dict(resolve_desired(declared, {}, {}, Defaults(IMAGES), generation=1).models)
+    return dict(resolve_desired(declared, StoredState(), Defaults(IMAGES), generation=1).models)
 
 
 LLAMA = {"backend": "llama_server", "model_path": "m.gguf"}

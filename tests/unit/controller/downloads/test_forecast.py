@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Artifact, Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from contract.model_files import DeviceFit, MemoryForecast
+from controller.artifacts.heads import Artifact, Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from controller.downloads.forecast import ModelPaths, forecast_memory, summarize_fits
-from controller.gpus import Gpu
-from controller.schema.model_files import DeviceFit, MemoryForecast
-from controller.state import HOST, Health, ObservedReplica, ObservedState, Phase, ReplicaId
+from controller.state import HOST, Gpu, Health, ObservedReplica, ObservedState, Phase, ReplicaId
 from tests.support.gguf_files import write_llama
 
 ROOTS = ModelRoots((Path("/models"),))
@@ -148,5 +147,5 @@ def fit(*gpus: str, fits: bool = True, alone: bool = True, beside: tuple[str, ..
         ([], "not known where it fits"),
     ],
 )
-def test_the_summary(fits: list[DeviceFit], words: str) -> None:
+def test_a_forecast_is_summed_up_in_words(fits: list[DeviceFit], words: str) -> None:
     assert summarize_fits(fits) == words

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from contract.downloads import DownloadOrder
+from contract.errors import RoundhouseError
+from contract.model_files import ModelFile
 from controller.artifacts.model_roots import ModelRoots
-from controller.downloads.model_files import list_models
+from controller.downloads.file_service import list_models
 from controller.downloads.transfers_client import TransfersClient, transfers_address
-from controller.schema.downloads import DownloadOrder
-from controller.schema.errors import RoundhouseError
-from controller.schema.model_files import ModelFile
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.controller_app import Running, running
 from tests.support.gguf_files import write_llama

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.artifacts.facts import Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from contract.downloads import Inspection, RangeOrder, RemoteFile
+from contract.errors import RoundhouseError
+from controller.artifacts.heads import Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import FIRST_READ, files_below, read_artifact
-from controller.downloads.remote_heads import read_remote_artifacts
-from controller.schema.downloads import Inspection, RangeOrder, RemoteFile
-from controller.schema.errors import RoundhouseError
+from controller.downloads.forecast import read_remote_artifacts
 from tests.support.gguf_files import write_llama
 from tests.support.mutated_models import hub_model, split_model
 

@@ -10,17 +10,15 @@ from typing import Any, Literal
 
 import pytest
 
+from contract.downloads import DownloadOrder
+from contract.errors import RoundhouseError
+from contract.model_files import ModelDownloadOrder, OrderedDownload
 from controller.artifacts.model_roots import ModelRoots
-from controller.downloads import source_downloads
-from controller.downloads.download_log import DownloadLog
-from controller.downloads.permission import DownloadPermission, decide_downloads
-from controller.downloads.service import DownloadService
-from controller.downloads.source_downloads import SourceDownloadError, SourceDownloads
+from controller.downloads import service
+from controller.downloads.service import DownloadLog, DownloadService, SourceDownloadError, SourceDownloads
 from controller.downloads.transfers_client import TransfersClient, transfers_address
-from controller.journal.event_log import EventLog
-from controller.schema.downloads import DownloadOrder
-from controller.schema.errors import RoundhouseError
-from controller.schema.model_files import ModelDownloadOrder, OrderedDownload
+from controller.journal import EventLog
+from controller.settings import DownloadPermission, decide_downloads
 from controller.state import ObservedState
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.gguf_files import write_llama
@@ -124,7 +122,7 @@ async def refusal(request: Coroutine[Any, Any, object], match: str | None = None
         (None, False, ("gpu.example",), False),
     ],
 )
-def test_who_may_order(
+def test_downloads_are_allowed_by_setting_keys_and_hosts(
     setting: Literal["on", "off"] | None, has_keys: bool, hosts: tuple[str, ...], is_allowed: bool
 ) -> None:
     assert decide_downloads(setting, has_keys=has_keys, hosts=hosts).is_allowed is is_allowed
@@ -314,7 +312,7 @@ async def test_a_cancelled_source_is_no_success(following: Bench) -> None:
 async def test_a_transfers_that_is_gone_is_an_error_and_no_wait_without_end(
     following: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_downloads, "LOOK_S", 0.05)
+    monkeypatch.setattr(service, "LOOK_S", 0.05)
     waits, _ = await following.download_source()
     await following.transfers.close()
     with pytest.raises(SourceDownloadError, match="cannot be downloaded now"):

@@ -7,17 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import HfFolder
+from contract.admin import Capabilities
+from controller.artifacts.heads import HfFolder
 from controller.engines import BACKEND_OF_SUFFIX, ENGINES, resolve_backend, spec_hash
-from controller.engines.base import EngineFigures, FileCheck
-from controller.engines.families import family_of
-from controller.engines.memory import Prediction
-from controller.engines.memory_hf import beside_share_mib
-from controller.schema.admin import Capabilities
-from tests.support.api_table import api_rows, modes, native_apis
-from tests.support.config_files import parse_text, problems_of
-from tests.support.doc_tables import rows_of
-from tests.support.engine_definitions import define
+from controller.engines.base import EngineFigures, FileCheck, family_of
+from controller.engines.memory import Prediction, beside_share_mib
+from tests.support.definitions import define, parse_text, problems_of
+from tests.support.doc_tables import api_rows, modes, native_apis, rows_of
 
 GIB = 2**30
 HEADING = "Which APIs a model has"
@@ -120,7 +116,7 @@ def derive(backend: str, **fields: Any) -> Capabilities:
         ("stub", {}, TEXT, True, DEFAULT),
     ],
 )
-def test_by_backend(
+def test_capabilities_follow_from_backend_and_fields(
     backend: str, fields: dict[str, Any], modalities: tuple[str, ...], multi_turn: bool, thinking: tuple[str, ...]
 ) -> None:
     found = derive(backend, **fields)
@@ -240,7 +236,7 @@ FAMILIES: dict[str | None, str] = {
 @pytest.mark.parametrize(
     ("name", "family"), [(name, family) for family, names in FAMILIES.items() for name in names.split()]
 )
-def test_families_by_name(name: str, family: str | None) -> None:
+def test_a_family_is_recognised_by_the_models_name(name: str, family: str | None) -> None:
     assert family_of(None, name) == family
     assert family_of(None, None, name) == family
     assert family_of("generic", name) is None
@@ -250,7 +246,7 @@ def test_families_by_name(name: str, family: str | None) -> None:
 
 
 @pytest.mark.parametrize("backend", ENGINES)
-def test_defaults(backend: str) -> None:
+def test_defaults_of_an_engine_are_its_backends(backend: str) -> None:
     engine = ENGINES[backend]
     # ExLlamaV3 compiles itself at its first start.
     assert engine.start_timeout_s == {"vllm": 1800, "vllm_serve": 1800, "exllamav3": 3600}.get(backend, 600)

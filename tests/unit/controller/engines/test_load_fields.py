@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from controller.admin.override_rules import EXAMPLES, find_wrong_backend, load_params, load_request_model
 from controller.engines import ENGINES
-from controller.engines.load_fields import list_constraints
-from controller.engines.load_request import EXAMPLES, find_wrong_backend, load_params, load_request_model
+from controller.engines.options import list_constraints
 
 
 def steps(minimum: int, step: int = 1, **more: Any) -> dict[str, Any]:
@@ -281,7 +281,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("body", [{name: value} for name, values in REFUSED.items() for value in values])
-def test_the_schema_refuses(body: dict[str, Any]) -> None:
+def test_the_schema_of_a_load_refuses_a_wrong_body(body: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         _read(body)
 

@@ -10,28 +10,27 @@ from typing import Any
 
 import pytest
 
+from contract.declarations import RuntimeDeclaration, RuntimeDeclarations
+from contract.status import ModelState
+from contract.tools import McpServerRoute
 from controller.config.debounce import settled_state
-from controller.config.mcp_replicas import with_server_replicas
-from controller.config.runtime_declarations import combine_declarations
+from controller.config.runtime_declarations import combine_declarations, with_server_replicas
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, REPLICA_ENGINES, spec_hash
 from controller.engines.base import Launch, RenderContext, Verdict
 from controller.engines.mcp import McpBridge, McpBridgeDefinition
 from controller.planning.backoff import verdict_of_exit
 from controller.runtimes.base import StartRequest
-from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
-from controller.runtimes.docker.user import UserIdentity
-from controller.runtimes.process.preflight import check_program
-from controller.schema.declarations import RuntimeDeclaration, RuntimeDeclarations
-from controller.schema.status import ModelState
-from controller.schema.tools import McpServerRoute
+from controller.runtimes.docker.container_spec import HostContext, UserIdentity, container_config, render_context
+from controller.runtimes.process.launch import check_program
 from controller.state import Exit, Phase, ReplicaId
-from tests.support import engine_definitions
-from tests.support.config_files import MODELS_ROOT, parse_text, problems_of
+from controller.state_dir import StoredState
+from tests.support import definitions
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
+from tests.support.definitions import MODELS_ROOT, parse_text, problems_of
 
 TIME = "mcp_servers: {time: {command: [mcp-server-time, --utc], env: {B: '2', A: s3cr3t}}, far: {url: https://far/mcp}}"
-PROCESS = replace(engine_definitions.PROCESS, served_name="mcp:time")
+PROCESS = replace(definitions.PROCESS, served_name="mcp:time")
 USER = UserIdentity(1000, 1001)
 
 
@@ -61,7 +60,7 @@ def test_a_server_with_a_command_is_run_and_one_with_an_address_is_not() -> None
         "backend": "mcp", "mcp_command": ["mcp-server-time", "--utc"], "env": {"B": "2", "A": "s3cr3t"},
     }  # fmt: skip
     models = {name: DeclaredModel(each, {}, 1.0) for name, each in state.definitions.items()}
-    desired = resolve_desired(models, {}, {}, Defaults({"worker": "w:1"}), generation=1)
+    desired = resolve_desired(models, StoredState(), Defaults({"worker": "w:1"}), generation=1)
     model = desired.models["mcp:time"]
     assert (model.backend, model.runs, model.replicas, model.image, model.gpu_count) == ("mcp", True, 1, "w:1", 0)
 

@@ -8,23 +8,26 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Artifact, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from controller.artifacts.heads import Artifact, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.engines import ENGINES
 from controller.engines.memory import (
     CUDA_OVERHEAD,
+    GPU_OVERHEAD,
     MIB,
     WORKER_OVERHEAD,
     Forecast,
+    HfShape,
+    LlamaLoad,
     MemoryParts,
     Prediction,
     Unpredicted,
+    hf_shape,
+    kv_bytes_per_token,
+    predict_llama,
 )
-from controller.engines.memory_hf import HfShape, hf_shape, kv_bytes_per_token
-from controller.engines.memory_llama import GPU_OVERHEAD, LlamaLoad, predict_llama
-from controller.gpus import Gpu
 from controller.planning.placement import ClaimLedger, Placement, place_replica
-from controller.state import DesiredModel, ObservedState, Requirement, Statement
-from tests.support.engine_definitions import define
+from controller.state import DesiredModel, Gpu, ObservedState, Requirement, Statement
+from tests.support.definitions import define
 
 KIB = 1024
 GIB = 1024 * MIB
@@ -249,7 +252,7 @@ def test_layers_with_a_window_keep_no_more_than_it() -> None:
     )
 
 
-def test_extra_arguments_count() -> None:
+def test_extra_arguments_count_in_the_memory_formula() -> None:
     wider = server(llama_server_n_ctx=8192, extra_args=["-ub", "1024"])
     assert wider.host.compute > 1.9 * server(llama_server_n_ctx=8192).host.compute
     assert server(extra_args=["--ctx-size", "512"]).host.kv_cache == 512 * 128 * KIB

@@ -14,8 +14,8 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
 from controller.runtimes.model_files import check_files
-from controller.runtimes.process.preflight import check_program
-from tests.support.engine_definitions import DOCKER, PROCESS, define, render, render_argv
+from controller.runtimes.process.launch import check_program
+from tests.support.definitions import DOCKER, PROCESS, define, render, render_argv
 from worker.__main__ import parse_engine
 from worker.engines.litert_lm import BACKENDS
 from worker.engines.onnx import POOLINGS
@@ -160,7 +160,7 @@ def test_libraries_of_a_program_are_found_where_the_definition_says() -> None:
 # Every worker.
 
 
-def test_workers() -> None:
+def test_workers_get_their_options_as_arguments() -> None:
     launch = render("llama_cpp", gguf_n_ctx=512, gguf_type_k="q8_0")
     assert launch.image == "img/worker"
     assert launch.argv[1:] == (
@@ -262,7 +262,7 @@ def test_every_field_reaches_the_worker(backend: str, fields: dict[str, Any], ch
 
 
 @pytest.mark.parametrize("backend", ["litert_lm", "onnx"])
-def test_where_workers_run(backend: str) -> None:
+def test_workers_run_in_their_image_or_by_the_hosts_python(backend: str) -> None:
     contained = render(backend, env={"A": "b"})
     assert contained.argv[0] == "/opt/roundhouse/bin/python"
     assert (contained.image, contained.token_env) == ("img/worker", "ROUNDHOUSE_ENGINE_TOKEN")

@@ -9,7 +9,7 @@ import pytest
 
 from controller.engines import ENGINES
 from controller.engines.base import Verdict
-from controller.engines.vllm_log import vllm_verdict
+from controller.engines.vllm import vllm_verdict
 from controller.planning.backoff import next_failure, verdict_of_exit
 from controller.runtimes.logs import EXIT_LINES, plain_tail
 from controller.state import Exit

@@ -16,9 +16,9 @@ from typing import get_args
 
 import pytest
 
-from controller.journal.entry import NewEntry
-from controller.journal.event_log import FOLLOWED_AT_ONCE, PRUNE_EVERY, EventLog
-from controller.schema.journal import RETENTION_CLASSES, EventKind, JournalEntry
+from contract.journal import RETENTION_CLASSES, EventKind, JournalEntry
+from controller.journal import FOLLOWED_AT_ONCE, PRUNE_EVERY, EventLog
+from controller.round_events import NewEntry
 from tests.support.wait import DEADLINE_S, until
 
 NOW = 1_700_000_000.0
@@ -207,8 +207,8 @@ def test_nobody_else_may_read_the_files(path: Path) -> None:
 
 def test_another_process_reads_along_and_a_killed_writer_loses_nothing(path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from controller.journal.entry import NewEntry;"
-        "from controller.journal.event_log import EventLog; journal = EventLog(Path(sys.argv[1]));"
+        "import os, sys; from pathlib import Path; from controller.journal import NewEntry;"
+        "from controller.journal import EventLog; journal = EventLog(Path(sys.argv[1]));"
         "journal.record_entries([NewEntry('file', 'files', 'from elsewhere')], 1e9); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9

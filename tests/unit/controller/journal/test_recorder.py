@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from contract.journal import JournalEntry
 from controller.config.debounce import DebouncedState
-from controller.config.mcp_replicas import with_server_replicas
-from controller.config.tools import DeclaredTools
-from controller.desired.config_diff import diff_keys
-from controller.journal.event_log import EventLog
-from controller.journal.recorder import Recorder
-from controller.redaction.redactor import redact_nothing
-from controller.schema.journal import JournalEntry
+from controller.config.runtime_declarations import with_server_replicas
+from controller.config.validate import DeclaredTools
+from controller.desired.differences import diff_keys
+from controller.journal import EventLog, Recorder
+from controller.redaction import redact_nothing
 
 
 def recorded(

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from contract.status import ModelState, ModelStatus, Problem, StatementView
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, UnreadGpu
-from controller.journal.entry import NewEntry
-from controller.journal.round_events import Trouble, round_events, trouble_events
+from controller.model_status import Round
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
 from controller.planning.backoff import with_log_tail
-from controller.redaction.redactor import Redactor
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.status import ModelState, ModelStatus, Problem, StatementView
+from controller.redaction import Redactor
+from controller.round_events import NewEntry, Trouble, round_events, trouble_events
 from controller.state import (
+    AppliedFigures,
     DesiredModel,
     DesiredState,
     Draining,
     Failure,
+    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
@@ -28,8 +28,8 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     Statement,
+    UnreadGpu,
 )
-from controller.status.reconcile_round import Round
 
 NOW = 1_000.0
 SECRET = "s3cret-s3cret"

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.journal.event_log import EventLog
-from controller.journal.tool_calls import KNOWN_GATEWAYS, SHOWN_CHARS, ToolCallRecorder
-from controller.redaction.redactor import Redactor
-from controller.schema.journal import HISTORY_KINDS, JournalEntry
-from controller.schema.routing import MOST_TOOL_CALLS, GatewayReport
-from controller.schema.tools import ToolCallRecord, replica_model
+from contract.journal import HISTORY_KINDS, JournalEntry
+from contract.routing import MOST_TOOL_CALLS, GatewayReport
+from contract.tools import ToolCallRecord, replica_model
+from controller.journal import KNOWN_GATEWAYS, SHOWN_CHARS, EventLog, ToolCallRecorder
+from controller.redaction import Redactor
 
 NOW = 1_700_000_000.0
 

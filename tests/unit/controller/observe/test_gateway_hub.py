@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from common.processes import read_host, read_own_start
+from contract.routing import GatewayProcess, GatewayReport, ModelRoute, Stamp
+from contract.status import ModelState
 from controller.observe.gateway_hub import REFUSAL_SHOWN_S, GatewayHub, GatewayPlace, see_process
 from controller.planning.draining import FORGET_S, count_inflight, counts_unknown_since
 from controller.planning.gateway_place import PLACE_KEPT_S
-from controller.schema.routing import GatewayProcess, GatewayReport, ModelRoute, Stamp
-from controller.schema.status import ModelState
 from tests.support.wait import DEADLINE_S
 
 

@@ -9,20 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.observe.engine_figures import MODELS_PATH, PROPS_PATH, SLOTS_PATH, parse_figures
 from controller.observe.health import (
+    MODELS_PATH,
     PREEMPTION_HOLD_S,
+    PROPS_PATH,
+    SLOTS_PATH,
     STALL_S,
+    UNHEALTHY_AFTER_S,
     ProbedHealth,
     ProbeOutcome,
+    RuntimeSilence,
     apply_outcome,
+    extend_silence,
+    judge_rendering,
     metric_sum,
     parse_cache_tokens,
+    parse_figures,
 )
-from controller.observe.runtime_silence import UNHEALTHY_AFTER_S, RuntimeSilence, extend_silence
-from controller.observe.template_probe import judge_rendering
-from controller.schema.applied_figures import AppliedFigures
-from controller.state import Health, IdleSpan
+from controller.state import AppliedFigures, Health, IdleSpan
 
 WELL = ProbeOutcome(healthy=True, generated=True, busy_requests=0, progress=10)
 BUSY = ProbeOutcome(healthy=True, busy_requests=2, progress=10)

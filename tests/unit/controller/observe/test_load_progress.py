@@ -9,11 +9,11 @@ import pytest
 
 from controller.engines import ENGINES
 from controller.engines.stub import StubDefinition
-from controller.engines.vllm_log import vllm_progress
-from controller.observe.load_progress import LoadProgress
+from controller.engines.vllm import vllm_progress
+from controller.model_status import is_starting, model_progress
+from controller.observe.prober import LoadProgress
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.state import DesiredModel, Health, ObservedReplica, Phase, ReplicaId, Statement
-from controller.status.model_status import is_starting, model_progress
 from tests.support.wait import until
 
 STUB = ENGINES["stub"]

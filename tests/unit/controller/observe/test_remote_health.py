@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.routing import GatewayReport, RemoteResult, Stamp
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
-from controller.observe.gateway_hub import GatewayHub
-from controller.observe.remote_draining import RemoteDraining
-from controller.observe.remote_health import KEPT_S, GatewayResult, RemoteHealth, judge_remote
+from controller.observe.gateway_hub import KEPT_S, GatewayHub, GatewayResult, RemoteDraining, RemoteHealth, judge_remote
 from controller.planning.draining import ARRIVAL_S, GatewayView
-from controller.schema.routing import GatewayReport, RemoteResult, Stamp
 from controller.state import DesiredModel, DesiredState, Statement
 from tests.support.loop_clock import LoopClock, loop_clock
 

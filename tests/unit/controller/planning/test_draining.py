@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from contract.routing import GatewayReport, Stamp
 from controller.planning.draining import (
     ARRIVAL_S,
     FORGET_S,
@@ -19,7 +20,6 @@ from controller.planning.draining import (
     proves_idle,
 )
 from controller.planning.model_traffic import idle_span_by_model, joint_idle_span, traffic_by_model
-from controller.schema.routing import GatewayReport, Stamp
 from controller.state import IdleSpan, ModelTraffic, ObservedReplica, Phase, ReplicaId
 
 UNROUTED = Stamp(epoch=2, seq=7)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from controller.gpus import Gpu, GpuProcess
 from controller.planning.actions import Plan
 from controller.planning.eviction import FRESH_DEMAND_S, EvictionDecision, _join_names, decide_evictions
 from controller.planning.eviction_candidates import (
@@ -27,6 +26,8 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
+    Gpu,
+    GpuProcess,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -39,7 +40,7 @@ from controller.state import (
     ReplicaKey,
     Statement,
 )
-from tests.support.traffic_simulator import autoload
+from tests.support.world import autoload
 
 NOW = 10_000.0
 ROOM = 1_000
@@ -359,7 +360,7 @@ def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object
         ("autoload", {"autoload": False}, False),
     ],
 )
-def test_who_may_go(kind: str, fields: dict[str, bool], expected: bool) -> None:
+def test_a_model_is_evictable_by_its_statement_and_fields(kind: str, fields: dict[str, bool], expected: bool) -> None:
     want = replace(A, statement=replace(A.statement, kind=kind), **fields)  # type: ignore[arg-type]
     assert is_evictable(want) is expected
     assert (resident(replica(), want=want) is not None) is expected
@@ -381,7 +382,7 @@ def test_what_is_under_way_for_it_decides_and_not_what_is_for_others() -> None:
     assert resident(replica(), pending={"b-0": replace(stop, id=ReplicaId("b", 0, "new", 1)), "a-0": stop}) is None
 
 
-def test_who_is_inside() -> None:
+def test_requests_inside_are_added_up_over_replicas() -> None:
     two = (replica(), replica(1))
     assert known(*two, inflight={"a-0": 1, "a-1": 2}).inflight == 3
     assert known(*two, inflight={"a-1": 2}).inflight == 2, "a gateway that says nothing of it has none"
@@ -390,7 +391,7 @@ def test_who_is_inside() -> None:
     assert (lost.inflight, lost.is_busy, lost.has_known_traffic) == (None, True, False)
 
 
-def test_use() -> None:
+def test_use_of_a_model_follows_from_its_traffic() -> None:
     assert (known(replica()).traffic, known(replica()).is_busy, known(replica()).has_known_traffic) == (
         UNUSED,
         False,
@@ -443,7 +444,7 @@ def test_the_first_to_go_is_the_one_that_idles_longest_for_what_its_reload_costs
     assert [each.name for each in ordered] == names
 
 
-def test_names_in_words() -> None:
+def test_names_are_joined_in_words() -> None:
     assert [_join_names(names) for names in ([], ["a"], ["a", "b"])] == ["others", "a", "a and b"]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from contract.routing import GatewayProcess, GatewayReport
 from controller.planning.gateway_place import PLACE_KEPT_S, PlaceHolder, describe_refusal, find_rival
-from controller.schema.routing import GatewayProcess, GatewayReport
 
 NOW = 100.0
 OLD, NEW, OTHER = (GatewayProcess(id=name, epoch=epoch) for name, epoch in (("gw-a", 4), ("gw-a", 5), ("gw-b", 9)))
@@ -54,7 +54,9 @@ def _holder(lost_s: float | None = None, *, is_alive: bool | None = None, is_dra
         (GatewayReport(gateway_id="gw-c", stamp=None), _holder(PLACE_KEPT_S), True),
     ],
 )
-def test_who_gives_way(claim: GatewayReport, holder: PlaceHolder, is_taken: bool) -> None:
+def test_a_gateways_place_is_taken_or_its_holder_found(
+    claim: GatewayReport, holder: PlaceHolder, is_taken: bool
+) -> None:
     assert find_rival(claim, [holder], NOW) is (None if is_taken else holder)
 
 

@@ -10,7 +10,6 @@ import pytest
 from controller.engines.base import Verdict
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, GpuProcess
 from controller.planning.actions import Stop
 from controller.planning.gpu_use import SETTLED_S, UNUSED_MIB, explain_unused_gpus, measure_gpu_use
 from controller.planning.plan import plan
@@ -19,6 +18,8 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Draining,
+    Gpu,
+    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,

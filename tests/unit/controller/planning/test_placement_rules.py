@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, GpuProcess, UnreadGpu
 from controller.planning.placement import (
     RELEASE_S,
     ClaimLedger,
@@ -22,6 +21,8 @@ from controller.planning.placement import (
 from controller.state import (
     HOST,
     DesiredModel,
+    Gpu,
+    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,
@@ -31,6 +32,7 @@ from controller.state import (
     ReplicaId,
     Requirement,
     Statement,
+    UnreadGpu,
 )
 
 NOW = 1_000.0
@@ -239,7 +241,7 @@ def test_what_is_released_is_no_more_than_what_was_used() -> None:
     assert over == NoRoom(words)
 
 
-def test_needs() -> None:
+def test_a_model_needs_what_was_observed_or_declared() -> None:
     known = Requirement(per_gpu_mib=10, host_mib=20, gpu_share=0.5)
     observed = seen(requirements={"m": known})
     assert requirement_of(ONE, observed) == known

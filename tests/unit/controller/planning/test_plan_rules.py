@@ -9,7 +9,6 @@ import pytest
 
 from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, UnreadGpu
 from controller.planning.actions import (
     Blocked,
     DownloadSource,
@@ -25,14 +24,15 @@ from controller.planning.actions import (
 from controller.planning.backoff import verdict_of_exit
 from controller.planning.model_turn import VANISHED_DRAIN_S
 from controller.planning.plan import plan
-from controller.schema.attempts import AttemptNumbers
 from controller.state import (
     HOST,
+    AttemptNumbers,
     DesiredModel,
     DesiredState,
     Draining,
     Exit,
     Failure,
+    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -44,6 +44,7 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Statement,
+    UnreadGpu,
 )
 
 NOW = 10_000.0

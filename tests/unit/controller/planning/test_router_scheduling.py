@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.traffic_simulator import TrafficSimulator, autoload
+from tests.support.world import TrafficSimulator, autoload
 
 BUSY_S = 20
 """Seconds that a long request takes; far below the wait after which a model in use gets no new requests."""

@@ -9,14 +9,19 @@ import pytest
 
 from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
+from controller.executor import (
+    FIRST_REMINDER_S,
+    LONGEST_REMINDER_S,
+    Executor,
+    ExecutorOptions,
+    OperationState,
+    Refusal,
+    decide_mention,
+)
 from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, Stop
-from controller.reconcile.executor import Executor
-from controller.reconcile.operation_state import OperationState
-from controller.reconcile.preflight import FIRST_REMINDER_S, LONGEST_REMINDER_S, Refusal, decide_mention
-from controller.redaction.redactor import Redactor
+from controller.redaction import Redactor
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, Phase, ReplicaId, Statement
-from tests.fakes.fake_downloader import FakeDownloader
-from tests.fakes.fake_runtime import FakeRuntime
+from tests.fakes.fake_runtime import FakeDownloader, FakeRuntime
 from tests.support.wait import until
 
 SOURCE = "hf:a/b:Q4"
@@ -38,7 +43,7 @@ class Bench:
         redactor.learn_secrets({"m": {"env": {"HUB_TOKEN": SECRET}}})
         self.runtime, self.memory, self.downloader = FakeRuntime(lambda: self.now), OperationState(), FakeDownloader()
         self.executor = Executor(
-            self.runtime, self.memory, self.downloader, instance="i", secret=b"s", stop_timeout_s=1.0,
+            self.runtime, self.memory, self.downloader, options=ExecutorOptions("i", b"s", 1.0),
             wake=self.wake, clock=lambda: self.now, redact=redactor.redact_text,
         )  # fmt: skip
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from controller.engines.base import Verdict
+from controller.executor import OperationState
 from controller.planning.draining import DrainState
-from controller.reconcile.operation_state import OperationState
 from controller.state import HOST, DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
-from tests.support.traffic_simulator import autoload
+from tests.support.world import autoload
 
 RESTS = autoload("m", 100)
 WANTED = replace(RESTS, replicas=1, demand_replicas=0)

@@ -10,26 +10,19 @@ from typing import Any
 import aiohttp
 import pytest
 
+from contract.keys import KeyDefinition
+from contract.routing import GatewayReport, RoutingTable
+from contract.status import ModelState
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu
-from controller.observe.gateway_hub import GatewayHub
+from controller.executor import Executor, ExecutorOptions, OperationState
+from controller.model_status import Round
+from controller.observe.gateway_hub import GatewayHub, RemoteHealth
 from controller.observe.prober import Prober
-from controller.observe.remote_health import RemoteHealth
 from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
-from controller.reconcile.executor import Executor
-from controller.reconcile.operation_state import OperationState
-from controller.reconcile.reconciler import RETRY_S, Reconciler
+from controller.reconciler import RETRY_S, Reconciler, RoundSources
 from controller.runtimes.base import StartError, StartRequest
-from controller.schema.attempts import AttemptNumbers
-from controller.schema.keys import KeyDefinition
-from controller.schema.routing import GatewayReport, RoutingTable
-from controller.schema.status import ModelState
-from controller.sizing.claims import HeldMemory
-from controller.state import HOST, DesiredModel, DesiredState, IdleSpan, Statement
-from controller.status.reconcile_round import Round
-from tests.fakes.fake_downloader import FakeDownloader
-from tests.fakes.fake_prober import FakeProber
-from tests.fakes.fake_runtime import FakeRuntime
+from controller.state import HOST, AttemptNumbers, DesiredModel, DesiredState, Gpu, HeldMemory, IdleSpan, Statement
+from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
 
@@ -113,14 +106,15 @@ async def bench() -> AsyncIterator[Bench]:
     async with aiohttp.ClientSession() as session:
         hub = GatewayHub("i", 1, wake=wake.set, clock=clock)
         operations = Executor(
-            runtime, memory, FakeDownloader(), instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
+            runtime, memory, FakeDownloader(), options=ExecutorOptions("i", b"s", 1.0), wake=wake.set, clock=clock
         )
         prober = Prober(session, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
         remotes = RemoteHealth(hub, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
-        reconciler = Reconciler(
-            desired=desired, runtime=runtime, operations=operations, memory=memory, prober=prober, remotes=remotes,
-            hub=hub, wake=wake, resync_s=10.0, ready_before={}, clock=clock, get_held_memory=held.get,
+        sources = RoundSources(
+            desired=desired, runtime=runtime, memory=memory, prober=prober, remotes=remotes, clock=clock,
+            get_held_memory=held.get,
         )  # fmt: skip
+        reconciler = Reconciler(sources, operations, hub, wake=wake, resync_s=10.0)
         yield Bench(runtime, desired, hub, operations, reconciler, time, held)
         await prober.close()
 
@@ -273,7 +267,7 @@ async def test_a_permanent_start_error_parks_until_the_definition_changes(bench:
 async def test_an_end_that_is_refused_is_tried_again_and_its_failure_counts_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.reconcile.executor.REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr("controller.executor.REFUSED_PAUSE_S", 0.0)
     await bench.rounds(2)
     [name] = bench.runtime.replicas
     bench.runtime.end(name, 1, "boom")

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import watchfiles
 
+from controller import reconciler
 from controller.desired.source import DesiredStateSource
-from controller.reconcile import watchers
-from controller.reconcile.watchers import follow_files
+from controller.reconciler import follow_files
 from tests.support.wait import until
 
 NO_FILES = cast("DesiredStateSource", None)
@@ -27,8 +27,8 @@ async def test_a_missing_folder_is_told_once(
         tries.append(folder)
         return watchfiles.awatch(folder, **settings)
 
-    monkeypatch.setattr(watchers, "awatch", watch)
-    monkeypatch.setattr(watchers, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconciler, "awatch", watch)
+    monkeypatch.setattr(reconciler, "WATCH_RETRY_S", 0.001)
     stop = asyncio.Event()
     task = asyncio.create_task(follow_files(NO_FILES, tmp_path / "missing", lambda: None, stop))
     await until("it was tried again", lambda: len(tries) > 3)
@@ -41,7 +41,7 @@ async def test_a_missing_folder_is_told_once(
 async def test_the_end_does_not_wait_for_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchers, "RETRY_S", 3600.0)
+    monkeypatch.setattr(reconciler, "WATCH_RETRY_S", 3600.0)
     stop = asyncio.Event()
     task = asyncio.create_task(follow_files(NO_FILES, tmp_path / "missing", lambda: None, stop))
     await until("it failed", lambda: bool(caplog.messages))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.redaction.patterns import collect_secrets, mask_field, mask_fields, mask_text, replace_secrets
-from controller.schema.admin import MASKED
+from contract.admin import MASKED
+from controller.redaction import collect_secrets, mask_field, mask_fields, mask_text, replace_secrets
 
 
 def test_every_value_of_headers_is_hidden_and_is_a_secret_in_logs() -> None:
@@ -182,7 +182,7 @@ def test_what_is_looked_for(fields: dict[str, Any], secrets: set[str]) -> None:
         ("abcd abcd", {"abcd"}, "*** ***"),
     ],
 )
-def test_texts_without_secrets(text: str, secrets: set[str], left: str) -> None:
+def test_secrets_of_a_text_are_replaced(text: str, secrets: set[str], left: str) -> None:
     assert replace_secrets(text, secrets) == left
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.redaction.redactor import REMEMBERED, Redactor, redact_nothing
-from controller.schema.admin import MASKED
+from contract.admin import MASKED
+from controller.redaction import REMEMBERED, Redactor, redact_nothing
 
 
 def declared(*secrets: str) -> dict[str, object]:

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from contract.admin import MASKED, DriftItem
+from contract.desired import Definition
 from controller.engines import ENGINES, spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
+from controller.model_status import Round
 from controller.planning.actions import Blocked, Plan
-from controller.redaction.redactor import Redact, Redactor, redact_nothing
+from controller.redaction import Redact, Redactor, redact_nothing
 from controller.reports.drift import find_drift
 from controller.reports.drift_detector import DriftDetector
 from controller.runtimes.base import Rendered, SeenReplica
-from controller.schema.admin import MASKED, DriftItem
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.desired import Definition
 from controller.state import (
+    AppliedFigures,
     DesiredModel,
     DesiredState,
     Health,
@@ -30,7 +31,6 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
-from controller.status.reconcile_round import Round
 from tests.fakes.fake_runtime import FakeRuntime
 
 NOW = 1_000.0

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from controller.config.read import MAX_FILE_BYTES
+from contract.admin import DryRun, ProposedFiles, ProposedLoad
+from contract.declarations import RuntimeDeclarations
+from contract.errors import RoundhouseError
+from contract.override import Evicted, Override
+from controller.config.parse import MAX_FILE_BYTES
 from controller.reports.dry_run import AT_ONCE
-from controller.schema.admin import DryRun, ProposedFiles, ProposedLoad
-from controller.schema.declarations import RuntimeDeclarations
-from controller.schema.errors import RoundhouseError
-from controller.schema.override import Evicted, Override
 from controller.state import Draining, Failure, Phase, ReplicaKey
 from tests.support.dry_runs import CHAT, NOW, OTHERS, DryRunHarness
 from tests.support.process_engines import ProcessEngines

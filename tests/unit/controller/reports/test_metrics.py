@@ -9,28 +9,28 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
+from contract.admin import Drift, DriftItem
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, GpuProcess, UnreadGpu
+from controller.memory_estimator import Estimate
+from controller.model_status import Round, assess_models
 from controller.planning.actions import Start
 from controller.planning.plan import plan
-from controller.reconcile.reconciler import Reconciler
-from controller.reports.metrics import MemorySource, create_registry
-from controller.reports.round_counts import RoundCounts
-from controller.schema.admin import Drift, DriftItem
-from controller.sizing.estimator import Estimate
+from controller.reconciler import Reconciler
+from controller.reports.metrics import MemorySource, RoundCounts, create_registry
 from controller.state import (
     DesiredModel,
     DesiredState,
     Failure,
+    Gpu,
+    GpuProcess,
     ObservedReplica,
     ObservedState,
     Phase,
     ReplicaId,
     Requirement,
     Statement,
+    UnreadGpu,
 )
-from controller.status.model_status import assess_models
-from controller.status.reconcile_round import Round
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 
@@ -148,7 +148,7 @@ def test_the_docs_hold_the_same_metrics() -> None:
     assert documented == served
 
 
-def test_what_they_say() -> None:
+def test_metrics_of_a_round_have_their_values() -> None:
     registry = _registry(Rounds(_round()))
     check_samples(
         registry,

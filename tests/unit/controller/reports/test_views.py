@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from contract.keys import Key
+from contract.status import ControllerStatus, Problem
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, UnreadGpu
+from controller.model_status import Round, assess_models
 from controller.planning.plan import plan
 from controller.reports.views import plan_view, status_view
-from controller.schema.keys import Key
-from controller.schema.status import ControllerStatus, Problem
 from controller.state import (
     DesiredModel,
     DesiredState,
+    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
@@ -20,9 +21,8 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     Statement,
+    UnreadGpu,
 )
-from controller.status.model_status import assess_models
-from controller.status.reconcile_round import Round
 
 NOW = 1_000.0
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 5.0, "enabled"))
@@ -40,10 +40,11 @@ def _round(observed: ObservedState) -> Round:
 def _status(seen: Round | None = None, error: str | None = None, **fields: Any) -> ControllerStatus:
     """What operators read of the controller."""
     known: dict[str, Any] = {
-        "instance": "i", "runtime": "docker", "problems": [], "unsaved": [], "refused_gateways": (), "gateways": ["g"],
-        "gateway_addresses": ["http://127.0.0.1:8080"], "keys": (), "now": NOW,
+        "instance": "i", "version": "1", "runtime": "docker", "generation": 0, "gateways": ["g"],
+        "gateway_addresses": ["http://127.0.0.1:8080"],
     }  # fmt: skip
-    return status_view(seen, error=error, **known | fields)
+    keys = fields.pop("keys", ())
+    return status_view(ControllerStatus(observation_error=error, **known | fields), seen, keys, NOW)
 
 
 def test_a_plan_shows_what_an_edit_will_do_before_it_was_looked_at_and_what_is_wrong_as_blocked() -> None:
@@ -63,7 +64,7 @@ def test_status_before_and_after_the_first_round() -> None:
     assert (before.models, before.observation_error, before.observed_at) == ([], "the daemon is down", None)
     assert before.unsaved == ["x"]
     gpus = (Gpu("GPU-a", 0, "fake", 1_000, 400),)
-    after = _status(_round(ObservedState(NOW, (OLD,), gpus=gpus)), problems=[problem])
+    after = _status(_round(ObservedState(NOW, (OLD,), gpus=gpus)), desired_problems=[problem])
     assert after.generation == 3
     assert after.gpus is not None
     assert (after.gpus[0].used_mib, after.gpus[0].claimed_mib) == (400, 300)

@@ -11,7 +11,7 @@ import pytest
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
 from controller.runtimes.model_files import check_model
-from tests.support.engine_definitions import define
+from tests.support.definitions import define
 
 CODE = {"auto_map": {"AutoConfig": "configuration_x.XConfig", "AutoModel": "modeling_x.XModel"}}
 

@@ -11,7 +11,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
 from controller.engines.base import FileCheck, RenderContext
 from controller.runtimes.docker.container_spec import models_targets
-from controller.runtimes.engine_paths import Mounts, find_broken_link, find_engine_paths, mount_roots
+from controller.runtimes.model_files import Mounts, find_broken_link, find_engine_paths, mount_roots
 
 
 class Folders:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.runtimes.docker.logs import DockerLogCursor, parse_records
+from controller.runtimes.base import is_replica_name, names_of, replica_name
+from controller.runtimes.docker.containers import DockerLogCursor, parse_records
 from controller.runtimes.logs import PART_BYTES, LogMark, last_lines, plain_lines, whole_lines
-from controller.runtimes.naming import is_replica_name, names_of, replica_name
 from controller.runtimes.process.logs import ProcessLogs
 from controller.state import ReplicaId
 from tests.support.campaign import campaign_count
@@ -240,7 +240,7 @@ def test_docker_s_long_lines_are_put_together() -> None:
     assert record.data == long + long + b"end\n"
 
 
-def test_names() -> None:
+def test_a_replicas_name_is_read_back_and_no_other_is() -> None:
     ids = {name: ReplicaId(name, 3, "deadbeefcafe", 12) for name in ("m", "m-0", "a/b:c", "m-0-deadbeef")}
     for model, replica in ids.items():
         name = replica_name("a", replica)

@@ -16,13 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.artifacts import read
-from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
-from controller.artifacts.gguf import TooShort, build_gguf, parse_head
-from controller.artifacts.hf import tensor_bytes
+from controller.artifacts.heads import (
+    Artifact,
+    ArtifactError,
+    Ct2,
+    Gguf,
+    HfFolder,
+    SizedArtifact,
+    TooShort,
+    UnreadArtifact,
+    build_gguf,
+    parse_head,
+    tensor_bytes,
+)
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
-from controller.engines.memory import Prediction, Unpredicted
-from controller.engines.memory_llama import LlamaLoad, predict_llama
+from controller.engines.memory import LlamaLoad, Prediction, Unpredicted, predict_llama
 from tests.support.campaign import campaign_count
 from tests.support.gguf_files import gguf_head, write_llama
 

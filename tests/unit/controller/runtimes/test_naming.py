@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.runtimes.naming import replica_name, replica_token
+from controller.runtimes.base import replica_name, replica_token
 from controller.state import ReplicaId
 from tests.support.campaign import campaign_count
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Artifact
+from contract.desired import Definition
+from controller import memory_estimator
+from controller.artifacts.heads import Artifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import read_artifact
 from controller.engines import get_engine
@@ -19,11 +21,8 @@ from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.engines.vllm import VllmDefinition
-from controller.gpus import Gpu
-from controller.schema.desired import Definition
-from controller.sizing import estimator
-from controller.sizing.estimator import FRESH_S, KEPT_S, Estimate, Estimator, estimate_replicas, largest_mib
-from controller.state import DesiredModel, Requirement, Statement
+from controller.memory_estimator import FRESH_S, KEPT_S, Estimate, Estimator, estimate_replicas, largest_mib
+from controller.state import DesiredModel, Gpu, Requirement, Statement
 from tests.support.clockwork_folders import make_hf
 from tests.support.gguf_files import gguf_head, write_llama
 from worker.clockwork import make_model
@@ -61,7 +60,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         paths.append(path)
         return read_artifact(path, files)
 
-    monkeypatch.setattr(estimator, "read_artifact", counted)
+    monkeypatch.setattr(memory_estimator, "read_artifact", counted)
     return paths
 
 
@@ -282,7 +281,7 @@ async def test_an_error_that_nobody_thought_of_costs_no_other_file_its_estimate(
             raise OverflowError("of some number")
         return read_artifact(path, files)
 
-    monkeypatch.setattr("controller.sizing.estimator.read_artifact", read)
+    monkeypatch.setattr("controller.memory_estimator.read_artifact", read)
     wants = [exllama(tmp_path, "good"), exllama(tmp_path, "odd")]
     for _ in range(3):
         found = await predictions.estimate_models(wants)

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.llama_server import LlamaServerDefinition
-from controller.gpus import Gpu
-from controller.sizing.claims import HeldMemory, raise_claims
-from controller.sizing.history import (
+from controller.memory_history import (
     FILE_NAME,
     KINDS_KEPT,
     LOADS_KEPT,
@@ -23,7 +21,7 @@ from controller.sizing.history import (
     gpu_type_of,
     save_history,
 )
-from controller.state import HOST, DesiredModel, Requirement, Statement
+from controller.state import HOST, DesiredModel, Gpu, HeldMemory, Requirement, Statement, raise_claims
 from tests.support.campaign import campaign_count
 
 H200 = "NVIDIA H200"

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from controller import memory_estimator as module
 from controller.engines.exllamav3 import ExLlamaV3Definition
-from controller.gpus import Gpu
-from controller.sizing import requirements as module
-from controller.sizing.requirements import Requirements, combine_requirements
-from controller.state import DesiredModel, Requirement
-from tests.support.traffic_simulator import autoload
+from controller.memory_estimator import Requirements, combine_requirements
+from controller.state import DesiredModel, Gpu, Requirement
 from tests.support.wait import until
+from tests.support.world import autoload
 
 
 @dataclass

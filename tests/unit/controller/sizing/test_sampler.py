@@ -11,15 +11,16 @@ from typing import Any, cast
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu, GpuProcess
+from controller.memory_history import AGAIN_S, FILE_NAME, GROWN_MIB, MemoryHistory, MemorySampler, ObservedSample
+from controller.model_status import Round
 from controller.planning.gpu_use import SETTLED_S
-from controller.sizing.claims import HeldMemory
-from controller.sizing.history import FILE_NAME, MemoryHistory, ObservedSample
-from controller.sizing.sampler import AGAIN_S, GROWN_MIB, MemorySampler
 from controller.state import (
     DesiredModel,
     DesiredState,
+    Gpu,
+    GpuProcess,
     Health,
+    HeldMemory,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -28,7 +29,6 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
-from controller.status.reconcile_round import Round
 from tests.fakes.fake_runtime import FakeRuntime
 
 KIND = "NVIDIA H200"

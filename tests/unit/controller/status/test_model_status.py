@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 
+from contract.keys import Key
+from contract.routing import ModelRoute, RoutingTable, Stamp
+from contract.status import ModelState, ModelStatus
+from contract.tools import McpServerRoute, ToolRoute
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
+from controller.model_status import assess_models, explain_vram_gap
 from controller.observe.gateway_hub import GatewayHub
 from controller.planning.actions import Blocked, Plan
 from controller.planning.plan import plan
-from controller.schema.applied_figures import AppliedFigures
-from controller.schema.keys import Key
-from controller.schema.routing import ModelRoute, RoutingTable, Stamp
-from controller.schema.status import ModelState, ModelStatus
-from controller.schema.tools import McpServerRoute, ToolRoute
+from controller.routing_table import build_routes
 from controller.state import (
+    AppliedFigures,
     DesiredModel,
     DesiredState,
     Draining,
@@ -37,9 +39,7 @@ from controller.state import (
     StartFailure,
     Statement,
 )
-from controller.status.model_status import assess_models, explain_vram_gap
-from controller.status.routing_table import build_routes
-from controller.status.state_machine import LEGAL, next_state, publishable_statuses
+from controller.state_machine import LEGAL, next_state, publishable_statuses
 
 NOW = 1_000.0
 MODEL = DesiredModel(

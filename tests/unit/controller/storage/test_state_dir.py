@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.schema.override import Override
-from controller.schema.routing import GatewayProcess
-from controller.schema.status import SCHEMA_VERSION
-from controller.storage.state_dir import StateDir, StateError, StateLockedError, StoredState
+from contract.override import Override
+from contract.routing import GatewayProcess
+from contract.status import SCHEMA_VERSION
+from controller.state_dir import StateDir, StateError, StateLockedError, StoredState
 from tests.support.small_disk import mount_small_disk, no_space
 
 

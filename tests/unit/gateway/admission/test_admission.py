@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
-from controller.schema.status import ModelState
-from gateway.admission.admission import Admission, QueuePlace, Ticket
+from contract.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
+from contract.status import ModelState
+from gateway.admission.admission import Admission
 from gateway.admission.circuit_breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, CircuitBreaker
 from gateway.admission.prefix_affinity import prefix_keys
-from gateway.admission.retry_state import NO_RETRIES
+from gateway.admission.ticket import NO_RETRIES, QueuePlace, Ticket
 from tests.support.admission import AdmissionHarness, harness_of, route_of, where, who
 from tests.support.outcomes import error_of
 
@@ -162,7 +162,7 @@ def test_who_is_refused_for_the_bound_is_told_the_place_and_the_wait_that_it_wou
     harness.leave(first)
     for _ in range(5):
         harness.come()
-    error = error_of(lambda: harness.admission.admit_ticket(late, harness.routes.models["m"], harness.now))
+    error = error_of(lambda: harness.admission.admit_ticket(late, harness.now))
     assert (error.retry_after_s, late.place, late.state) == (20, QueuePlace(5, 5, 20_000), "new")
 
 
@@ -264,7 +264,7 @@ def test_a_grant_names_whose_ticket_it_is() -> None:
     harness = harness_of("a")
     inside, owner = harness.come(), object()
     waiting = Ticket(owner, "m", "alice", 1.0, 1)
-    assert harness.admission.admit_ticket(waiting, harness.routes.models["m"], harness.now) is None
+    assert harness.admission.admit_ticket(waiting, harness.now) is None
     [(ticket, _)] = harness.leave(inside)
     assert ticket.owner is owner
     assert repr(ticket) == "Ticket(alice m, inside)"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
-from gateway.admission.admission import Ticket
+from contract.routing import ModelRoute
+from contract.status import ModelState
 from gateway.admission.engine_slots import PROTECTED_S, EngineSlots
-from gateway.admission.home_replica import PrefillPace, ReplicaLoad, leaves_home, rendezvous_score
+from gateway.admission.model_sessions import PrefillPace, ReplicaLoad, leaves_home, rendezvous_score
+from gateway.admission.ticket import Ticket
 from tests.support.admission import AdmissionHarness, claim_of, route_of, where, who
 from tests.support.outcomes import present
 

@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from gateway.admission.ticket import Ticket
-from gateway.admission.token_demand import TokenDemand, read_demand
-from gateway.admission.token_estimator import LEAST_ANSWER, MARGIN, TEMPLATE_TOKENS, TokenEstimator
-from gateway.admission.token_pool import MOST_PREEMPTIONS, NEVER, TokenClaim, TokenPool
+from gateway.admission.token_pool import (
+    LEAST_ANSWER,
+    MARGIN,
+    MOST_PREEMPTIONS,
+    NEVER,
+    TEMPLATE_TOKENS,
+    TokenClaim,
+    TokenDemand,
+    TokenEstimator,
+    TokenPool,
+    read_demand,
+)
 from tests.support.admission import AdmissionHarness, route_of, where
 from tests.support.outcomes import present
 
@@ -137,18 +146,18 @@ def claim_of(ticket: Ticket) -> TokenClaim:
     return present(ticket.claim)
 
 
-def enter(pool: TokenPool, *tickets: Ticket) -> None:
+def enter(pool: TokenPool[Ticket], *tickets: Ticket) -> None:
     for ticket in tickets:
         pool.admit(ticket, claim_of(ticket))
         pool.begin_answer(ticket, is_counted=True)
 
 
-def extend(pool: TokenPool, ticket: Ticket, answered: int, gathered: Collection[Ticket] = ()) -> list[Ticket]:
+def extend(pool: TokenPool[Ticket], ticket: Ticket, answered: int, gathered: Collection[Ticket] = ()) -> list[Ticket]:
     return pool.extend(ticket, answered, lambda each: each in gathered)[1]
 
 
 def test_what_fits_goes_in_and_what_is_too_large_goes_in_alone() -> None:
-    pool = TokenPool(CAPACITY)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY)
     small, large, huge = ticket_of(100, answer=400), ticket_of(100, answer=3800), ticket_of(9000, answer=100)
     assert all(pool.has_room(claim_of(each)) for each in (small, large, huge))
     enter(pool, small)
@@ -163,7 +172,7 @@ def test_what_fits_goes_in_and_what_is_too_large_goes_in_alone() -> None:
 
 
 def test_an_answer_with_a_limit_is_never_asked_about() -> None:
-    pool = TokenPool(CAPACITY)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY)
     bounded, unbounded, unseen = ticket_of(100, answer=400), ticket_of(100), ticket_of(100)
     for ticket in (bounded, unbounded, unseen):
         pool.admit(ticket, claim_of(ticket))
@@ -175,7 +184,7 @@ def test_an_answer_with_a_limit_is_never_asked_about() -> None:
 
 
 def test_an_answer_that_is_longer_than_expected_gets_more_while_there_is_room() -> None:
-    pool = TokenPool(CAPACITY)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY)
     ticket, other = ticket_of(100), ticket_of(100)
     enter(pool, ticket, other)
     for answered in range(STEP, 3000, STEP):
@@ -185,7 +194,7 @@ def test_an_answer_that_is_longer_than_expected_gets_more_while_there_is_room() 
 
 
 def test_the_youngest_that_can_be_sent_again_leaves_first_then_the_youngest_stream() -> None:
-    pool = TokenPool(CAPACITY)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY)
     streams = [ticket_of(900), ticket_of(900)]
     gathered = [ticket_of(900, answer=100), ticket_of(600)]
     enter(pool, streams[0], gathered[0], streams[1], gathered[1])
@@ -200,32 +209,32 @@ def test_the_youngest_that_can_be_sent_again_leaves_first_then_the_youngest_stre
 
 
 def test_who_asks_for_more_may_be_the_one_that_leaves() -> None:
-    pool = TokenPool(CAPACITY)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY)
     old, young = ticket_of(100), ticket_of(100)
     enter(pool, old, young)
     assert extend(pool, young, 3700) == [young]
-    bounded = TokenPool(CAPACITY)
+    bounded: TokenPool[Ticket] = TokenPool(CAPACITY)
     limited, endless = ticket_of(100, answer=2000), ticket_of(100)
     enter(bounded, endless, limited)
     assert extend(bounded, endless, 1800) == [endless], "one within its limit does not end for another"
 
 
 def test_who_was_preempted_often_is_not_chosen_again() -> None:
-    often = TokenPool(CAPACITY)
+    often: TokenPool[Ticket] = TokenPool(CAPACITY)
     stream, patient = ticket_of(100), ticket_of(900, preemptions=MOST_PREEMPTIONS)
     enter(often, patient, stream)
     assert extend(often, stream, 2900, [patient]) == [stream]
 
 
 def test_as_many_leave_as_it_takes() -> None:
-    pool = TokenPool(CAPACITY)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY)
     first, *others = [ticket_of(900) for _ in range(4)]
     enter(pool, first, *others)
     assert extend(pool, first, 1700, others) == [others[2], others[1]]
 
 
 def test_nobody_leaves_an_engine_that_makes_room_by_itself() -> None:
-    pool = TokenPool(CAPACITY, makes_room=True)
+    pool: TokenPool[Ticket] = TokenPool(CAPACITY, makes_room=True)
     one, other = ticket_of(900), ticket_of(900)
     enter(pool, one, other)
     assert extend(pool, one, 5000, [other]) == []

@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from openapi_spec_validator import validate
 from pydantic import create_model
 
-from controller.schema.admin import AdminModels, UnloadRequest
-from controller.schema.errors import ERROR_CODES
-from gateway.api.declare import ADMIN, INFERENCE, admin_errors, error_responses
+from contract.admin import AdminModels, UnloadRequest
+from contract.errors import ERROR_CODES
+from gateway.api.declare import ADMIN_CODES, admin_errors, error_responses
+from gateway.api.inference import INFERENCE_CODES
 from gateway.api.openapi_merge import decode_document, merge_documents
-from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
+from tests.fakes.gateway_harness import assemble_gateway
 
 
 def ref(name: str) -> dict[str, str]:
@@ -152,7 +153,7 @@ Envelope: Any = create_model("ErrorEnvelope", rows=(list[int], ...))
 
 
 def own_document() -> dict[str, Any]:
-    framework: Any = create_gateway(GatewaySettings(controller_url="unix:/nowhere"), None).app._framework
+    framework: Any = assemble_gateway(GatewaySettings(controller_url="unix:/nowhere")).app._framework
     described: dict[str, Any] = framework.openapi()
     return described
 
@@ -171,7 +172,7 @@ def test_real_documents_make_a_valid_one() -> None:
     merged = merge_documents(own_document(), controller.openapi(), admin_errors())
     validate(merged)
     unload_answers = merged["paths"]["/v1/admin/models/{name}/unload"]["post"]["responses"]
-    assert all("`" in unload_answers[str(ERROR_CODES[code].status)]["description"] for code in ADMIN)
+    assert all("`" in unload_answers[str(ERROR_CODES[code].status)]["description"] for code in ADMIN_CODES)
     assert {"ErrorEnvelope", "ControllerErrorEnvelope", "AdminModel", "LoadConstraint"} <= set(schemas_of(merged))
     operations = [operation["operationId"] for item in merged["paths"].values() for operation in item.values()]
     assert len(operations) == len(set(operations))
@@ -194,7 +195,7 @@ def test_each_error_status_of_an_inference_route_lists_its_codes() -> None:
     own = own_document()
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         operation = own["paths"][path]["post"]
-        for code in INFERENCE:
+        for code in INFERENCE_CODES:
             described = operation["responses"][str(ERROR_CODES[code].status)]["description"]
             assert f"`{code}`: {ERROR_CODES[code].meaning}" in described
             assert f"`{code}`" in operation["description"]

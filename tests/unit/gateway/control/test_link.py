@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.schema.routing import RoutingTable, Stamp
-from controller.schema.tools import McpServerRoute
+from contract.routing import RoutingTable, Stamp
+from contract.tools import McpServerRoute
 from gateway.control.inflight import InflightCounts
-from gateway.control.link import TableVerdict, judge_table, read_message, retry_delay
-from gateway.control.process_identity import take_identity
+from gateway.control.link import TableVerdict, judge_table, read_message, retry_delay, take_identity
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route
 from tests.support.small_disk import mount_small_disk
@@ -32,7 +31,7 @@ def table(epoch: int, seq: int, instance: str = "one") -> RoutingTable:
         (table(9, 9, "two"), False, TableVerdict.OTHER_INSTANCE),
     ],
 )
-def test_judge(new: RoutingTable, first: bool, verdict: TableVerdict) -> None:
+def test_a_table_is_judged_by_its_instance_and_stamp(new: RoutingTable, first: bool, verdict: TableVerdict) -> None:
     assert judge_table(Routes.of(table(2, 5)), new, first_of_connection=first) is verdict
     assert judge_table(None, new, first_of_connection=first) is TableVerdict.APPLY, "the first table of all"
 

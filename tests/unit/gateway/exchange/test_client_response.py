@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import Endpoint, ModelRoute
-from controller.schema.status import ModelState
-from gateway.admission.admission import QueuePlace
-from gateway.exchange.attempt import AnswerForm
+from assistant.hooks.completion_hooks import record_form
+from contract.errors import RoundhouseError
+from contract.routing import Endpoint, ModelRoute
+from contract.status import ModelState
+from gateway.admission.ticket import QueuePlace
+from gateway.exchange.admission_stage import find_named_replica
 from gateway.exchange.client_response import JSON_LINE, ClientResponse
-from gateway.exchange.completion_recorder import record_form
+from gateway.exchange.hooks import AnswerForm
 from gateway.exchange.progress import (
     TOLD_EVERY_S,
     Progress,
@@ -24,12 +25,11 @@ from gateway.exchange.progress import (
     progress_comment,
     queue_progress,
 )
-from gateway.exchange.replica_choice import find_named_replica
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT
 from gateway.protocols.chat.prompt_progress import PromptProgress
-from gateway.protocols.common.openai_events import DONE as DONE_EVENT
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.streams import DONE as DONE_EVENT
 from gateway.server.call import ClientCall
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
@@ -194,7 +194,7 @@ def test_a_comment_is_one_line_of_json(progress: Progress, fields: bytes) -> Non
         ([], set()),
     ],
 )
-def test_who_asks(headers: list[tuple[bytes, bytes]], asked: set[bytes]) -> None:
+def test_progress_is_asked_for_by_header(headers: list[tuple[bytes, bytes]], asked: set[bytes]) -> None:
     assert set(asked_progress(headers)) == asked
 
 

@@ -12,25 +12,31 @@ from typing import Any, cast
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute, RoutingTable
-from controller.schema.status import ModelState
-from gateway.app import create_gateway
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute, RoutingTable
+from contract.status import ModelState
 from gateway.exchange.admission_stage import AdmissionStage
-from gateway.exchange.api_spec import ApiSpec
-from gateway.exchange.attempt import AnswerForm
 from gateway.exchange.exchange import Exchange
-from gateway.exchange.exchange_state import NEXT_STATES, WAITING_STATES, ExchangeState
-from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause
-from gateway.exchange.round_client import RoundClient
+from gateway.exchange.hooks import (
+    NEXT_STATES,
+    NO_HOOKS,
+    WAITING_STATES,
+    AnswerForm,
+    ApiSpec,
+    ExchangeHooks,
+    ExchangeState,
+    Pause,
+)
+from gateway.exchange.inner_requests import RoundClient
 from gateway.exchange.services import Services
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
 from gateway.tenancy.api_keys import ANONYMOUS
-from gateway.upstream.client import EngineRefusedError
+from gateway.upstream.connection import EngineRefusedError
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_engine_client import FakeEngineCall, FakeEngineClient
+from tests.fakes.gateway_harness import assemble_gateway
 from tests.support.outcomes import present
 
 # From a state in a row to a state in a column, in the order of the enum.
@@ -57,7 +63,7 @@ def test_the_table_has_every_state_and_whatever_waits_can_be_given_a_slot() -> N
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(ExchangeState, repeat=2)), ids=lambda state: state.name)
-def test_a_transition(before: ExchangeState, after: ExchangeState) -> None:
+def test_an_exchange_makes_only_legal_transitions(before: ExchangeState, after: ExchangeState) -> None:
     exchange = Exchange.__new__(Exchange)  # of which only the state is there
     exchange.state = before
     if (before.name, after.name) in LEGAL:
@@ -104,7 +110,7 @@ class Site:
         call.body_complete = True
         exchange = Exchange(CHAT, call, self.services, "req-1", hooks)
         call.handler = exchange
-        exchange.authorize_caller(ANONYMOUS)
+        exchange.set_caller(ANONYMOUS)
         exchange.take_body(
             json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}).encode()
         )
@@ -131,11 +137,11 @@ class Client:
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     """Two replicas with one slot each."""
-    gateway = create_gateway(GatewaySettings(state=tmp_path), None)
+    gateway = assemble_gateway(GatewaySettings(state=tmp_path))
     services, engines = gateway.inference._services, FakeEngineClient()
     services = replace(services, engines=engines)  # type: ignore[arg-type]
     made = Site(services, engines)
-    made.services.live.on_table = lambda routes: services.turns.grant_slots(
+    made.services.live.on_table = lambda routes: services.grants.grant_slots(
         services.admission.apply_table(routes, services.now())
     )
     made.publish(route("m", URLS, target_inflight=1))
@@ -426,7 +432,7 @@ def test_others_get_their_slots_even_if_the_request_is_refused_on_its_way_out() 
     services = SimpleNamespace(
         now=lambda: 1.0,
         admission=SimpleNamespace(retry_ticket=lambda *_, **__: ("an endpoint", ["a grant"])),
-        turns=SimpleNamespace(grant_slots=granted.extend),
+        grants=SimpleNamespace(grant_slots=granted.extend),
     )
     route = SimpleNamespace(state=ModelState.LOADED)
     exchange = SimpleNamespace(
@@ -434,6 +440,7 @@ def test_others_get_their_slots_even_if_the_request_is_refused_on_its_way_out() 
         renew_route=lambda: route,
         hooks=ExchangeHooks(before_send=(cast("Any", refuse),)),
         engine=object(),
+        load_wait=None,
     )
     stage = AdmissionStage(cast("Any", exchange))
     stage._checked_route = cast("Any", route)

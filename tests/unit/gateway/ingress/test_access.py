@@ -12,12 +12,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Mount, Route
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.keys import Key
-from gateway.ingress.admin_gate import AdminGate, parse_address
-from gateway.ingress.cors import Cors
-from gateway.ingress.response_headers import ResponseHeaders
-from gateway.ingress.route_access import RouteAccess, UndeclaredRouteError, require_access
+from contract.errors import RoundhouseError
+from contract.keys import Key
+from gateway.exchange.client_response import ResponseHeaders
+from gateway.ingress.access_rules import AdminGate, Cors, parse_address
+from gateway.ingress.middleware import RouteAccess, UndeclaredRouteError, require_access
 from gateway.server.asgi import Header
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 from tests.campaigns.record import REPOSITORY
@@ -101,7 +100,7 @@ def test_a_refusal_says_what_is_closed_and_no_address() -> None:
         *((text, None) for text in ("", "localhost", "10.0.0", "/run/x.sock")),
     ],
 )
-def test_addresses(text: str, address: str | None) -> None:
+def test_addresses_are_parsed_or_refused(text: str, address: str | None) -> None:
     assert parse_address(text) == (None if address is None else ip_address(address))
 
 
@@ -112,7 +111,9 @@ def test_addresses(text: str, address: str | None) -> None:
         *((CLOSED, BOSS, "10.0.0.9", True), (MEANT, BOSS, "10.0.0.1", True), (MEANT, BOSS, "10.0.0.2", False)),
     ],
 )
-def test_who_may_administer(gate: AdminGate, who: Caller, local_address: str | None, allows: bool) -> None:
+def test_who_may_administer_by_scope_and_address(
+    gate: AdminGate, who: Caller, local_address: str | None, allows: bool
+) -> None:
     assert gate.allows_admin(who, local_address) is allows
 
 
@@ -250,7 +251,17 @@ def test_what_clients_say_of_themselves_is_remembered_in_bounds() -> None:
     assert sum(len(text) + len(line) for text, line in lines._clients.items()) < 100_000
 
 
-PROGRAMS = ("common", "controller", "gateway", "retrieval", "transfers/api", "worker")
+PROGRAMS = (
+    "assistant",
+    "cli",
+    "common",
+    "contract",
+    "controller",
+    "gateway",
+    "retrieval",
+    "transfers/api.py",
+    "worker",
+)
 """What clients ask; the rest of `transfers` has requests of its own."""
 OUTGOING = REPOSITORY / "common" / "network"
 """Sends requests, and gets none."""
@@ -295,7 +306,10 @@ def _last_name(expression: ast.expr) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_program_reads_a_requests_url(program: str) -> None:
-    files = [file for file in sorted((REPOSITORY / program).rglob("*.py")) if OUTGOING not in file.parents]
+    place = REPOSITORY / program
+    files = (
+        [place] if place.is_file() else [each for each in sorted(place.rglob("*.py")) if OUTGOING not in each.parents]
+    )
     assert files
     uses = {_name_of(file): lines for file in files if (lines := find_uses(file.read_text()))}
     assert uses == {}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import _LONGEST_REMEMBERED, _REMEMBERED, HostCheck, check_host_form, hostname_of
+from contract.errors import RoundhouseError
+from gateway.ingress.access_rules import _LONGEST_REMEMBERED, _REMEMBERED, Cors, HostCheck, check_host_form, hostname_of
 
 
 def verdict(rule: HostCheck, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
@@ -74,7 +73,7 @@ def test_pages_of_this_machine_may_send_requests_and_foreign_ones_may_not() -> N
         *(("[::1]1", ""), ("a:", ""), ("::1", ""), ("a:1x", ""), ("a:²", ""), ("a:1²", "")),
     ],
 )
-def test_hostname(authority: str, name: str) -> None:
+def test_the_hostname_of_an_authority(authority: str, name: str) -> None:
     assert hostname_of(authority) == name
 
 

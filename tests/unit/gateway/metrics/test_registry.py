@@ -11,16 +11,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from assistant.extension import McpServersCollector, StoredResponsesCollector, StreamsCollector
+from assistant.storage.records import StoredTotals
+from assistant.streams.registry import StreamTotals
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.metrics.engine_exposition import RENAMED, EnginePage, merge_pages, rename
-from gateway.metrics.localllm_names import LoadedEngine
-from gateway.metrics.registry import Metrics
-from gateway.metrics.request_metrics import MAX_CLIENTS, NO_WORK, UNKNOWN_MODEL, EngineWork, Outcome
+from gateway.metrics.request_metrics import MAX_CLIENTS, NO_WORK, UNKNOWN_MODEL, EngineWork, Metrics, Outcome
+from gateway.metrics.state_metrics import (
+    CertificateCollector,
+    ConnectionCollector,
+    LoadedEngine,
+    LocalllmCollector,
+    StateCollector,
+)
 from gateway.protocols.common.dialect import Usage
-from gateway.routing.live_routes import LiveRoutes
-from gateway.storage.responses.records import StoredTotals
-from gateway.streams.stream_totals import StreamTotals
+from gateway.routing.table import LiveRoutes
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 
@@ -28,20 +34,22 @@ DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 def everything() -> Metrics:
     """Metrics that have counted one of everything, so that every label shows."""
     metrics, live, ledger, link = Metrics(), LiveRoutes(), InflightCounts(lambda: 0.0, {"m": 1}), LinkState()
-    metrics.show_state(live, ledger, link, lambda: 3.0)
+    metrics.registry.register(StateCollector(live, ledger, link, lambda: 3.0))
     link.table_at = 1.0
     ledger.enter_replica("m", "r", "req-1")
-    metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
-    metrics.show_mcp_servers(lambda: {"weather": True})
-    metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
-    metrics.show_streams(lambda: StreamTotals(2, 3, 4, 4096, 1, 1, 5, 1, 1))
-    metrics.show_certificate(lambda: False)
+    metrics.registry.register(ConnectionCollector(lambda: 3, lambda: 2))
+    metrics.registry.register(McpServersCollector(lambda: {"weather": True}))
+    metrics.registry.register(StoredResponsesCollector(lambda: StoredTotals(5, 4096), lambda: 1))
+    metrics.registry.register(StreamsCollector(lambda: StreamTotals(2, 3, 4, 4096, 1, 1, 5, 1, 1)))
+    metrics.registry.register(CertificateCollector(lambda: False))
     metrics.key_series_of("team-a").count_finished(Usage(3, 4))
     metrics.client_series_of(b"app/1.0").count_finished(0.5)
     work = EngineWork(inference_s=0.9, chunks=4, first_token_s=0.5, stream_s=0.3)
     metrics.model_series_of("m").count_finished("completed", work, Usage(3, 4), 0)
     metrics.model_series_of("m").count_round("completed", work, Usage(3, 4), 0)
-    metrics.show_localllm_names(ledger, lambda: [LoadedEngine("m_model_stub_0", "stub")])
+    metrics.registry.register(
+        LocalllmCollector(metrics.requests, ledger, lambda: [LoadedEngine("m_model_stub_0", "stub")])
+    )
     series = metrics.series_of("m", "/v1/chat/completions")
     series.count_finished(200, 1.0, 0.5, Usage(3, 4, 1))
     series.count_turn("reused", Usage(3, 4, 0))
@@ -210,7 +218,9 @@ def busy_metrics() -> Metrics:
     """Metrics of two models: one finished, one broken and one cancelled request."""
     metrics, ledger = Metrics(), InflightCounts(lambda: 0.0, {"m": 2, "n": 1})
     ledger.enter_replica("m", "r", "req-1")
-    metrics.show_localllm_names(ledger, lambda: [LoadedEngine("m_4096_stub_0", "stub")])
+    metrics.registry.register(
+        LocalllmCollector(metrics.requests, ledger, lambda: [LoadedEngine("m_4096_stub_0", "stub")])
+    )
     ended: tuple[tuple[str, Outcome, EngineWork], ...] = (
         ("m", "completed", EngineWork(2.0, 8, 0.5, 1.5)),
         ("n", "errored", NO_WORK),
@@ -258,7 +268,7 @@ def test_the_counts_are_ours_over_all_models() -> None:
     assert value_of(metrics, "client_inference_seconds_avg", client="MyApp/1.0") == 1
     # Before the first request, nothing is divided by zero.
     metrics = Metrics()
-    metrics.show_localllm_names(InflightCounts(lambda: 0.0, {}), list)
+    metrics.registry.register(LocalllmCollector(metrics.requests, InflightCounts(lambda: 0.0, {}), list))
     assert value_of(metrics, "inference_seconds_avg") == value_of(metrics, "chunks_per_second_avg") == 0
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.page.page_files import INDEX, PageFiles
-from gateway.page.security_headers import FRAMES, security_headers
+from gateway.page.page_files import FRAMES, INDEX, PageFiles, security_headers
 from tests.support.outcomes import present
 
 SCRIPT = b"console.log('hello');\n" * 100

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.api_matrix import ServingOption, serving_option

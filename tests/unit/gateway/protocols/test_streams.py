@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventStream, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.llama_native import NATIVE
 from tests.support.outcomes import present
 
 LOST = RoundhouseError("engine_disconnected", "Gone.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from controller.schema.downloads import Download
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import RemoteProbe
-from controller.schema.status import ModelState
+from contract.downloads import Download
+from contract.errors import RoundhouseError
+from contract.routing import RemoteProbe
+from contract.status import ModelState
 from gateway.routing.availability import is_worth_waiting, not_loaded_in_time, refusal_of
 from gateway.routing.model_events import KEPT_EVENTS, ModelEventLog
 from gateway.server.asgi import error_headers

@@ -12,7 +12,7 @@ import uvloop
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.protocols.common.large_body import LargeBody
 from gateway.server.asgi import Message, Receive, limit_body
 from gateway.server.body_budget import BodyBudget, BodyReservation, BodyRoom
@@ -205,7 +205,7 @@ class Line:
 
     client = None
     default_lines = b""
-    local_address = None
+    local_address: str | None = None
 
     def __init__(self, transport: Any = None, max_body_bytes: int = 4 * 2**20) -> None:
         self.transport = transport
@@ -292,7 +292,7 @@ def test_an_answer_whose_end_is_the_connections_end_is_broken_off_by_a_reset(new
             runner.run(ask(chunked=False))
 
 
-LIMITS = ClientLimits(max_header_bytes=1024, client_timeout_s=60.0, keep_alive_s=60.0)
+LIMITS = ClientLimits(max_header_bytes=1024, client_timeout_s=60.0, keep_alive_s=60.0, max_body_bytes=1024)
 
 
 class Wire(asyncio.Transport):
@@ -343,9 +343,6 @@ class Refusing:
 
     def find_websocket(self, path: bytes) -> None:
         return None
-
-    def max_body_bytes(self) -> int:
-        return 1024
 
     def next_request_id(self) -> str:
         raise AssertionError
@@ -450,5 +447,5 @@ def test_a_path_with_another_name(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [*UNCHANGED, *READ_AS.values()])
-def test_any_other_stays(target: str) -> None:
+def test_any_other_path_stays_as_it_is(target: str) -> None:
     assert with_declared_path(b"GET", target.encode()) == target.encode()

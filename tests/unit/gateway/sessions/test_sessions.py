@@ -10,9 +10,7 @@ import pytest
 from gateway.protocols.common.conversation import Assistant, Call, Image, Prompt, System, Text, ToolResult, User
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.responses.context import ResponseContext
-from gateway.sessions.replica_sessions import ReplicaSessions, Sampling, SessionClaim
-from gateway.sessions.session_name import derive_session_key, find_session_name
-from gateway.sessions.transcript import Transcript
+from gateway.sessions import ReplicaSessions, Sampling, SessionClaim, Transcript, derive_session_key, find_session_name
 from tests.support.outcomes import present, refusal
 
 

@@ -9,12 +9,20 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.keys import Key, ServiceTier
-from controller.schema.routing import ModelRoute
-from gateway.tenancy.api_keys import ANONYMOUS, REMEMBERED_MODELS, Caller, KeyRing
-from gateway.tenancy.clients import LONGEST_CLIENT_ID, ClientDirectory, ClientLimits, client_id_of
-from gateway.tenancy.name_patterns import NamePatterns
+from contract.errors import RoundhouseError
+from contract.keys import Key, ServiceTier
+from contract.routing import ModelRoute
+from gateway.tenancy.api_keys import (
+    ANONYMOUS,
+    LONGEST_CLIENT_ID,
+    REMEMBERED_MODELS,
+    Caller,
+    ClientDirectory,
+    ClientLimits,
+    KeyRing,
+    NamePatterns,
+    client_id_of,
+)
 from gateway.tenancy.rate_limits import REMEMBERED_CLIENTS, RateLimits, client_headers
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of
@@ -222,7 +230,7 @@ def test_many_stars_take_no_time() -> None:
         (["default", "priority"], [0, 1, 1, 1]),
     ],
 )
-def test_tiers(tiers: list[ServiceTier], ranks: list[int]) -> None:
+def test_a_service_tier_has_the_rank_of_the_keys_order(tiers: list[ServiceTier], ranks: list[int]) -> None:
     caller = Caller.of(key(service_tiers=tiers))
     assert [caller.tier_rank(asked) for asked in ("priority", "default", "flex", "auto")] == ranks
     others: list[object] = [None, "scale", "", 7, [], {"a": 1}, True]

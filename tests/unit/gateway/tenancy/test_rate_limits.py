@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.keys import Key
+from contract.errors import RoundhouseError
+from contract.keys import Key
 from gateway.tenancy.api_keys import ANONYMOUS, Caller, KeyRing
 from gateway.tenancy.rate_limits import (
     LARGE_BODY_BYTES,
@@ -200,7 +200,7 @@ def test_the_limit_that_lasts_longest_is_the_one_that_is_named() -> None:
     assert "1 request(s) per minute" in refused(limits, who, 1).message
 
 
-def test_headers() -> None:
+def test_headers_say_what_is_left_of_each_limit() -> None:
     limits, who = RateLimits(), caller(requests_per_minute=60, tokens_per_minute=6000, concurrency=5)
     limits.admit_request(who, 3000, 0.0)
     assert left(limits, who, 0.5) == {
@@ -365,7 +365,7 @@ def test_headers_as_they_go_over_the_wire(declared: dict[str, int]) -> None:
         *((3599.0, b"59m59s"), (3600.0, b"1h0m0s"), (3661.0, b"1h1m1s"), (86_340.0, b"23h59m0s")),
     ],
 )
-def test_times(seconds: float, words: bytes) -> None:
+def test_times_until_a_reset_are_said_in_words(seconds: float, words: bytes) -> None:
     assert duration_text(seconds).encode() == words
 
 
@@ -389,7 +389,7 @@ def test_times(seconds: float, words: bytes) -> None:
         ({"max_tokens": 10, "n": MOST_ANSWERS + 1}, 25 + 10 * MOST_ANSWERS),
     ],
 )
-def test_estimates(fields: dict[str, Any], tokens: int) -> None:
+def test_tokens_of_a_request_are_estimated_from_its_fields(fields: dict[str, Any], tokens: int) -> None:
     for size in (100, 103):
         assert estimated_tokens(size, fields) == tokens
 

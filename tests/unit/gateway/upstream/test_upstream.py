@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from gateway.upstream.pool import ConnectionPool, Origin
+from gateway.upstream.connection import ConnectionPool, Origin
 from gateway.upstream.target import Address, head_of, target_of
 from tests.support.engine_calls import endpoint
 
@@ -69,7 +69,7 @@ async def test_an_origin_is_forgotten_once_no_connection_leads_to_it() -> None:
         ("HTTP://rh_a.b-c", "/v1", "/v1/", Address(False, "rh_a.b-c", 80), b"rh_a.b-c", b"/v1/"),
     ],
 )
-def test_where_it_leads(
+def test_an_endpoint_leads_to_address_host_and_target(
     base_url: str, api_prefix: str, path: str, address: Address, host: bytes, target: bytes
 ) -> None:
     read = target_of(endpoint(base_url, api_prefix=api_prefix))

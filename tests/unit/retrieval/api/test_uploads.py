@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.api.file_names import MOST_NAME_BYTES, build_disposition, clean_file_name
-from retrieval.api.form_parser import LONGEST_FIELD, FormError, FormParser, UploadedFile
+from retrieval.api.requests import (
+    LONGEST_FIELD,
+    MOST_NAME_BYTES,
+    FormError,
+    FormParser,
+    UploadedFile,
+    build_disposition,
+    clean_file_name,
+)
 
 TYPE = 'multipart/form-data; boundary="edge"'
 

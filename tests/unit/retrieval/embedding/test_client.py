@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from retrieval.embedding.client import GatewayModelClient, ModelRefusedError, ModelUnavailableError
+from retrieval.embedding import GatewayModelClient, ModelRefusedError, ModelUnavailableError
 
 HUGE = "1" + "0" * 400
 DEEP = "[" * 100_000

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from retrieval.parsing.base import ParsingError, ParsingLimits
-from retrieval.parsing.extract import ExtractedText, extract_file
 from retrieval.parsing.media_types import detect_file
-from tests.support.document_files import make_docx, make_epub, make_pptx, make_xlsx, make_zip
-from tests.support.pdf_files import make_pdf, make_pdf_with_outline
+from retrieval.parsing.worker import ExtractedText, extract_file
+from tests.support.document_files import (
+    make_docx,
+    make_epub,
+    make_pdf,
+    make_pdf_with_outline,
+    make_pptx,
+    make_xlsx,
+    make_zip,
+)
 
 
 @pytest.fixture(name="extract")
@@ -31,7 +38,7 @@ def test_text_in_utf_8_is_kept_byte_by_byte(extract, name: str) -> None:  # type
     assert extract(data, name).text.encode() == data
 
 
-def test_docx(extract) -> None:  # type: ignore[no-untyped-def]
+def test_text_of_a_docx_is_extracted(extract) -> None:  # type: ignore[no-untyped-def]
     extra = (
         "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>item</w:t></w:r></w:p>"
         '<w:p><w:pPr><w:tabs><w:tab w:val="left" w:pos="1"/></w:tabs></w:pPr><w:ins><w:r><w:t>new</w:t></w:r></w:ins>'
@@ -48,19 +55,19 @@ def test_docx(extract) -> None:  # type: ignore[no-untyped-def]
     )
 
 
-def test_pptx(extract) -> None:  # type: ignore[no-untyped-def]
+def test_slides_of_a_pptx_are_extracted_as_pages(extract) -> None:  # type: ignore[no-untyped-def]
     found = extract(make_pptx(["First & <1>", "One", "Two"], ["", "Three"], [""]))
     assert found.text == "# First & <1>\n\nOne\nTwo\n\nThree"
     assert found.page_starts == [0, 24, 31]
 
 
-def test_xlsx(extract) -> None:  # type: ignore[no-untyped-def]
+def test_sheets_of_an_xlsx_are_extracted_as_tables(extract) -> None:  # type: ignore[no-untyped-def]
     found = extract(make_xlsx({"R&D": [["Name", "Price"], ["apple <1>", 1.50], ["pear", 0.1 + 0.2]], "Empty": []}))
     assert found.text == "# R&D\n\n| Name | Price |\n| apple <1> | 1.5 |\n| pear | 0.3 |\n\n# Empty"
     assert found.page_starts == [0, 60]
 
 
-def test_values_of_cells(extract) -> None:  # type: ignore[no-untyped-def]
+def test_values_of_cells_are_extracted_by_their_type(extract) -> None:  # type: ignore[no-untyped-def]
     files = {
         "_rels/.rels": '<r><Relationship Id="a" Type="x/officeDocument" Target="/xl/workbook.xml"/></r>',
         "xl/_rels/workbook.xml.rels": '<r><Relationship Id="s" Type="x/worksheet" Target="sheet.xml"/>'
@@ -83,7 +90,7 @@ def test_values_of_cells(extract) -> None:  # type: ignore[no-untyped-def]
     assert lines[3].endswith(" |  | 7 |")
 
 
-def test_epub(extract) -> None:  # type: ignore[no-untyped-def]
+def test_chapters_of_an_epub_are_extracted(extract) -> None:  # type: ignore[no-untyped-def]
     found = extract(make_epub({"One": "R&amp;D &lt;1&gt;", "Two": "End."}))
     assert (found.media_type, found.text) == ("application/epub+zip", "# One\n\nR&D <1>\n\n# Two\n\nEnd.")
 
@@ -122,7 +129,7 @@ def test_an_epub_that_is_protected_is_refused_and_one_with_hidden_fonts_is_not(e
         ("<p>1 <b", "1 <b"),
     ],
 )
-def test_html(extract, markup: str, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_text_of_html_is_extracted(extract, markup: str, text: str) -> None:  # type: ignore[no-untyped-def]
     assert extract(markup.encode(), "a.html").text == text
 
 
@@ -132,7 +139,7 @@ def test_html_in_the_encoding_that_it_names(extract) -> None:  # type: ignore[no
     assert extract("<p>Привет".encode("koi8-r"), "a.html", "text/html; charset=koi8-r").text == "Привет"
 
 
-def test_pdf(extract) -> None:  # type: ignore[no-untyped-def]
+def test_pages_of_a_pdf_are_extracted(extract) -> None:  # type: ignore[no-untyped-def]
     found = extract(make_pdf("One", "", "Three"))
     assert (found.text, found.page_starts, found.structure) == ("One\n\nThree", [0, 5, 5], "prose")
 
@@ -164,7 +171,7 @@ MAIL = (
 )
 
 
-def test_mail(extract) -> None:  # type: ignore[no-untyped-def]
+def test_a_mail_is_extracted_with_its_attachments(extract) -> None:  # type: ignore[no-untyped-def]
     assert extract(MAIL, "a.eml").text == (
         "# Grüße\n\nFrom: A <a@b.org>\nTo: c@d.org\n\nGrüße\n\nAttachment: n.txt\n\nattached\n\nAttachment: p.png\n\n"
         "## inner\n\n# in"

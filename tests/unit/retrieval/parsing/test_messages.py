@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsedDocument, ParsingError
-from retrieval.parsing.messages import (
+from retrieval.parsing.base import (
     FRAME_HEAD,
+    ChunkingOptions,
+    ChunkSpan,
     FrameError,
+    ParsedDocument,
     ParseRequest,
+    ParsingError,
     decode_answer,
     decode_request,
     encode_answer,

@@ -7,10 +7,15 @@ import codecs
 import pytest
 
 from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsingError
-from retrieval.parsing.chunking import cut_text
-from retrieval.parsing.encoding import decode_text
-from retrieval.parsing.structure import LONGEST_HEADING, Heading, halve_text
-from retrieval.parsing.tokens import count_tokens_between, estimate_tokens
+from retrieval.parsing.chunking import (
+    LONGEST_HEADING,
+    Heading,
+    count_tokens_between,
+    cut_text,
+    estimate_tokens,
+    halve_text,
+)
+from retrieval.parsing.media_types import decode_text
 
 SMALL = ChunkingOptions(max_tokens=20, overlap_tokens=0)
 

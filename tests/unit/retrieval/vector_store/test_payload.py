@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from qdrant_edge import Language
 
+from contract.documents import LANGUAGES
 from retrieval.filters import parse_filter
-from retrieval.schema.languages import LANGUAGES
 from retrieval.vector_store.base import Point, SearchScope
 from retrieval.vector_store.bm25 import Bm25Encoder
 from retrieval.vector_store.bm25_options import Bm25Options, dump_options, load_options

@@ -13,11 +13,10 @@ import pytest
 
 from common.internal_server import ListeningServer, open_listener
 from common.internal_tokens import TRANSFERS_TOKEN
+from common.program import TokenCheck
 from common.shared_token import SharedToken
-from tests.support.file_server import FileServer
-from tests.support.transfers_harness import add_file
+from tests.support.transfers_harness import FileServer, add_file
 from tests.support.wait import until
-from transfers.api.app import TokenCheck
 from transfers.assembly import Transfers
 
 CONTENT = b"0123456789"
@@ -27,7 +26,7 @@ TOKEN = "a-token-of-16-characters"
 @pytest.fixture
 async def client(tmp_path: Path, transfers: Transfers) -> AsyncIterator[aiohttp.ClientSession]:
     (tmp_path / "token").write_text(TOKEN)
-    app = TokenCheck(transfers.build_app(), SharedToken(tmp_path / "token", "the token"))
+    app = TokenCheck(transfers.build_app(), SharedToken(tmp_path / "token", "the token"), TRANSFERS_TOKEN)
     async with listening(app, tmp_path / "transfers.sock", {TRANSFERS_TOKEN.header: TOKEN}) as session:
         yield session
 
@@ -160,7 +159,7 @@ async def test_a_disk_that_fails_is_told(
 
 async def test_nobody_gets_in_without_the_token(tmp_path: Path, transfers: Transfers) -> None:
     (tmp_path / "token").write_text(TOKEN)
-    app = TokenCheck(transfers.build_app(), SharedToken(tmp_path / "token", "the token"))
+    app = TokenCheck(transfers.build_app(), SharedToken(tmp_path / "token", "the token"), TRANSFERS_TOKEN)
     async with listening(app, tmp_path / "s.sock", {}) as stranger:
         for shown in ({}, {TRANSFERS_TOKEN.header: "wrong"}, {"authorization": f"Bearer {TOKEN}"}):
             for method, path in (("GET", "/downloads"), ("POST", "/downloads"), ("DELETE", "/files"), ("GET", "/x")):

@@ -11,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from common.model_reference import ModelReference
-from controller.schema.downloads import Inspection, PlacedFile
-from controller.schema.errors import RoundhouseError
-from tests.support.file_server import Answer, FileServer
-from tests.support.transfers_harness import add_file, error_code, fetch, make_transfers, refused, wait_for, wait_for_end
+from contract.downloads import Inspection, PlacedFile
+from contract.errors import RoundhouseError
+from contract.model_reference import ModelReference
+from tests.support.transfers_harness import (
+    Answer,
+    FileServer,
+    add_file,
+    error_code,
+    fetch,
+    make_transfers,
+    refused,
+    wait_for,
+    wait_for_end,
+)
 from transfers.assembly import Transfers
-from transfers.downloads.revision_folder import choose_folder
+from transfers.downloads.job import choose_folder
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.source_set import read_reference
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transfers.fetch.journal import FetchJournal
-from transfers.fetch.segments import plan_segments
+from transfers.fetch import FetchJournal, plan_segments
 
 
 def test_what_was_noted_is_read_again(tmp_path: Path) -> None:

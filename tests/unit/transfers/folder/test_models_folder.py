@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.schema.downloads import RECORDS_FOLDER, DownloadRecord, PlacedFile
-from controller.schema.errors import RoundhouseError
+from contract.downloads import RECORDS_FOLDER, DownloadRecord, PlacedFile
+from contract.errors import RoundhouseError
 from tests.support.transfers_harness import refused
-from transfers.folder.models_folder import OWN_FOLDER, ModelsFolder
-from transfers.folder.records import RecordStore, make_download_id
+from transfers.models_folder import OWN_FOLDER, ModelsFolder, RecordStore, make_download_id
 
 
 @pytest.fixture

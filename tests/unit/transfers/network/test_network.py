@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transfers.network.registry_token import Challenge, find_repository, parse_challenge, parse_token
-from transfers.network.retry import RetryPolicy, parse_retry_after
+from transfers.network import Challenge, RetryPolicy, find_repository, parse_challenge, parse_retry_after, parse_token
 
 NOW = 1_800_000_000.0
 POLICY = RetryPolicy(attempts=4, first_delay_s=1.0, longest_delay_s=3.0, longest_asked_s=100.0)

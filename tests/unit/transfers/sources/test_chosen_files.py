@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from transfers.sources.hub_files import ChosenFiles, NoSuchFileError, choose_files
-from transfers.sources.registry_files import (
+from transfers.sources.model_files import (
+    ChosenFiles,
+    NoSuchFileError,
     UnusableManifestError,
+    choose_files,
     choose_layers,
     find_single_manifest,
     parse_manifest,

@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 
-from common.model_reference import HubReference, LocalReference, RegistryReference, UrlReference, parse_reference
 from common.network.address_rule import AllowedHosts
-from controller.schema.errors import RoundhouseError
-from tests.support.file_server import Answer, FileServer, file_server
-from tests.support.transfers_harness import refused
-from transfers.network.client import NetworkOptions, SourceClient
-from transfers.network.retry import RetryPolicy
-from transfers.sources.base import Resolution
+from contract.errors import RoundhouseError
+from contract.model_reference import HubReference, LocalReference, RegistryReference, UrlReference, parse_reference
+from tests.support.transfers_harness import Answer, FileServer, file_server, refused
+from transfers.network import NetworkOptions, RetryPolicy, SourceClient
+from transfers.sources.base import Resolution, read_range
+from transfers.sources.direct import LocalSource, UrlSource
 from transfers.sources.hub import HubSource
-from transfers.sources.local import LocalSource
-from transfers.sources.range_request import read_range
 from transfers.sources.registry import RegistrySource
-from transfers.sources.url import UrlSource
 
 COMMIT = "c" * 40
 SHA256 = "a" * 64

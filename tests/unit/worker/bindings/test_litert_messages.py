@@ -8,8 +8,8 @@ from typing import Any
 import litert_lm
 import pytest
 
-from worker.bindings.litert_messages import answer_of, messages_for, piece_of
 from worker.engine import Piece
+from worker.engines.litert_lm import answer_of, messages_for, piece_of
 from worker.errors import RequestError
 from worker.schema import ChatRequest, parse_request
 
@@ -55,7 +55,7 @@ def test_audio_is_as_the_library_writes_it() -> None:
     assert rendered(sound(data="UklGRg==", format="wav"), audio=True) == [{"role": "user", "content": wanted}]
 
 
-def test_texts() -> None:
+def test_texts_of_all_roles_are_rendered() -> None:
     content = [{"type": "text", "text": "be"}]
     assert rendered({"role": "developer", "content": "be"})[0] == {"role": "system", "content": content}
     for empty in ("", None):
@@ -91,13 +91,15 @@ IMAGE = picture(f"data:image/png;base64,{PNG}")
         ({"role": "assistant", "tool_calls": ["x"]}, "images", "messages[0].tool_calls[0]", "`function` with a `name`"),
     ],
 )
-def test_what_is_refused(message: dict[str, Any], media: str, place: str, words: str) -> None:
+def test_messages_that_litert_cannot_take_are_refused(
+    message: dict[str, Any], media: str, place: str, words: str
+) -> None:
     with pytest.raises(RequestError, match=words) as raised:
         rendered(message, images="images" in media, audio="audio" in media)
     assert raised.value.param == place
 
 
-def test_answers() -> None:
+def test_answers_are_read_with_thoughts_and_calls() -> None:
     assert piece_of({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0) == Piece("ab")
     assert piece_of({"content": "a", "channels": {"thought": "t"}}, 0) == Piece("a", "t")
     said = {"tool_calls": [litert_lm.ToolCall("f", {"ä": 1}).to_json(), litert_lm.ToolCall("g", {}).to_json()]}

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from worker.bindings.llama_devices import check_gpus
-from worker.bindings.llama_states import SessionStates
+from worker.engines.llama_cpp import SessionStates, check_gpus
 from worker.errors import LoadError
 
 CPU, GPU, INTEGRATED, ACCELERATOR = 0, 1, 2, 3

@@ -101,7 +101,7 @@ def test_a_call_s_id_is_one_that_mistral_s_templates_take() -> None:
     assert one.isalnum()
 
 
-def test_vectors() -> None:
+def test_vectors_are_averaged_and_normalised() -> None:
     assert mean_vector([[1.0, 2.0], [3.0, 4.0]]) == [2.0, 3.0]
     assert normalize_vector([3.0, 4.0]) == [0.6, 0.8]
     assert normalize_vector([0.0, 0.0]) == [0.0, 0.0]

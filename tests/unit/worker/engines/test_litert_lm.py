@@ -10,7 +10,7 @@ from typing import Any
 import litert_lm
 import pytest
 
-from tests.support.litertlm_files import litertlm
+from tests.support.installed_engines import litertlm
 from worker.__main__ import parse_engine
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 from worker.engine import Job, Piece

@@ -169,7 +169,7 @@ def test_a_cancelled_request_ends_with_its_batch(make: Make) -> None:
 def test_a_vocabulary_cuts_texts_as_bert_does(tmp_path: Path) -> None:
     import tokenizers
 
-    from worker.hf.embedding_tokenizer import load_tokenizer
+    from worker.hf.folder import load_tokenizer
 
     texts = [*TEXTS, "", "  the\tquick\u00a0brown  ", "hello[SEP]world", "\u4e2d fox\u0000es", "he\u0301llo"]
     for config, lower in (("", True), ('{"do_lower_case": false}', False)):

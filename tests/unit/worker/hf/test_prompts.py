@@ -11,9 +11,8 @@ import pytest
 from tests.support.clockwork_folders import write_tokenizer
 from worker.clockwork import CHAT_TEMPLATE, make_vocabulary
 from worker.errors import LoadError, RequestError
-from worker.hf.folder import HFFolder
-from worker.hf.prompts import HFForms
-from worker.hf.vocabulary import HFVocabulary
+from worker.hf.engine import HFForms
+from worker.hf.folder import HFFolder, HFVocabulary
 from worker.schema import ChatRequest, parse_request
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "<ä>"}}
@@ -47,7 +46,9 @@ def asked(**fields: Any) -> ChatRequest:
         ("{{ strftime_now('%d')[0] in '0123' }}", {}, "True"),
     ],
 )
-def test_prompts(tmp_path: Path, template: str, fields: dict[str, Any], prompt: str) -> None:
+def test_a_prompt_is_rendered_by_the_models_template(
+    tmp_path: Path, template: str, fields: dict[str, Any], prompt: str
+) -> None:
     request = asked(**fields)
     made = forms(tmp_path, template).choose_form(request).render_prompt(request)
     assert made.text == prompt

@@ -17,9 +17,8 @@ from tests.support.clockwork_folders import write_tokenizer
 from tests.support.scripted_model_file import speaker_vocabulary
 from worker.clockwork import make_vocabulary
 from worker.errors import LoadError, RequestError
-from worker.hf.folder import HFFolder
-from worker.hf.vocabulary import HFVocabulary
-from worker.text.token_reader import TokenReader
+from worker.hf.folder import HFFolder, HFVocabulary
+from worker.text.answer_text import TokenReader
 
 
 def byte_level(folder: Path) -> None:

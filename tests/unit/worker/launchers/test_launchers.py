@@ -279,7 +279,9 @@ def test_how_an_end_of_vllm_is_explained(ending: Ending, served: bool, code: int
     assert vllm.explain_ending(ending, has_served=served) == (code, line)
 
 
-def test_checks_before_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_vllm_is_not_started_where_it_cannot_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def refusal(*arguments: str) -> tuple[int, str]:
         return vllm.run(arguments), capfd.readouterr().err.splitlines()[-1]
 

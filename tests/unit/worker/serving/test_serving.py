@@ -14,8 +14,7 @@ from worker.__main__ import parse_engine
 from worker.engine import Job
 from worker.errors import EngineFailedError, JobCancelledError, RequestError
 from worker.metrics import Counters
-from worker.serving.app import Worker, create_app
-from worker.serving.runner import Run, Runner
+from worker.serving import Run, Runner, Worker, create_app
 
 
 def counting(job: Job) -> Iterator[int]:

@@ -14,16 +14,17 @@ from worker.engine import Job, Piece
 from worker.errors import JobCancelledError, RequestError
 from worker.metrics import Counters, prometheus_text
 from worker.schema import ChatRequest, parse_request
-from worker.text import openai_objects, reasoning
-from worker.text.gemma_calls import DEPTH, gemma_call
+from worker.text import answer_text, openai_objects
+from worker.text.answer_text import Marks, is_open, marks_of, split_reasoning
 from worker.text.openai_objects import ChatShape, CompletionShape, merge_tool_calls
-from worker.text.reasoning import Marks, is_open, marks_of, split_reasoning
 from worker.text.tool_calls import (
+    DEPTH,
     GEMMA,
     MISTRAL,
     QWEN,
     Markup,
     forced_tools,
+    gemma_call,
     markup_of,
     split_calls,
     split_forced_call,
@@ -40,17 +41,17 @@ def split(text: str, marks: Marks, *, opened: bool = False) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("text", "marks", "opened", "thought", "said"),
     [
-        ("<think>\nhm\n\nwell\n</think>\n\nHi ", reasoning.QWEN, False, "hm\n\nwell", "Hi "),
-        ("\n<think>hm</think>Hi", reasoning.QWEN, False, "hm", "Hi"),
-        ("hm</think>\n\nHi", reasoning.QWEN, True, "hm", "Hi"),
-        ("<think>\n\n</think>\n\nHi", reasoning.QWEN, False, "", "Hi"),
-        ("<think>hm", reasoning.QWEN, False, "hm", ""),
-        ("hm", reasoning.QWEN, True, "hm", ""),
-        (" The tag <think> opens a thought, </think> ends it.", reasoning.QWEN, False, "", None),
-        ("<thin", reasoning.QWEN, False, "", "<thin"),
-        ("<|channel>thought\nhm\n<channel|>Hi", reasoning.GEMMA, False, "hm", "Hi"),
-        ("<|channel>thought\n<channel|>Hi", reasoning.GEMMA, False, "", "Hi"),
-        ("[THINK]hm[/THINK]Hi", reasoning.MISTRAL, False, "hm", "Hi"),
+        ("<think>\nhm\n\nwell\n</think>\n\nHi ", answer_text.QWEN, False, "hm\n\nwell", "Hi "),
+        ("\n<think>hm</think>Hi", answer_text.QWEN, False, "hm", "Hi"),
+        ("hm</think>\n\nHi", answer_text.QWEN, True, "hm", "Hi"),
+        ("<think>\n\n</think>\n\nHi", answer_text.QWEN, False, "", "Hi"),
+        ("<think>hm", answer_text.QWEN, False, "hm", ""),
+        ("hm", answer_text.QWEN, True, "hm", ""),
+        (" The tag <think> opens a thought, </think> ends it.", answer_text.QWEN, False, "", None),
+        ("<thin", answer_text.QWEN, False, "", "<thin"),
+        ("<|channel>thought\nhm\n<channel|>Hi", answer_text.GEMMA, False, "hm", "Hi"),
+        ("<|channel>thought\n<channel|>Hi", answer_text.GEMMA, False, "", "Hi"),
+        ("[THINK]hm[/THINK]Hi", answer_text.MISTRAL, False, "hm", "Hi"),
     ],
 )
 def test_by_the_marks_at_the_beginning(text: str, marks: Marks, opened: bool, thought: str, said: str | None) -> None:
@@ -60,13 +61,13 @@ def test_by_the_marks_at_the_beginning(text: str, marks: Marks, opened: bool, th
 @pytest.mark.parametrize(
     ("prompt_format", "template", "marks"),
     [
-        ("qwen3_template", "", reasoning.QWEN),
-        ("gemma4_template", "", reasoning.GEMMA),
+        ("qwen3_template", "", answer_text.QWEN),
+        ("gemma4_template", "", answer_text.GEMMA),
         ("generic", "", None),
         (None, "{{ messages }}", None),
-        (None, "{{ content.split('</think>')[-1] }}", reasoning.QWEN),
-        ("generic", "{{ '<|channel>thought\\n<channel|>' }}", reasoning.GEMMA),
-        ("mistral_template", "[THINK][/THINK]", reasoning.MISTRAL),
+        (None, "{{ content.split('</think>')[-1] }}", answer_text.QWEN),
+        ("generic", "{{ '<|channel>thought\\n<channel|>' }}", answer_text.GEMMA),
+        ("mistral_template", "[THINK][/THINK]", answer_text.MISTRAL),
         ("translategemma_template", "<start_of_turn>", None),
     ],
 )
@@ -79,7 +80,7 @@ def test_marks_of_a_format_or_of_the_template(prompt_format: str | None, templat
     [("user: hi\nassistant: <think>\n", True), ("<think>\n\n</think>\n\n", False), ("say <think> twice", False)],
 )
 def test_a_prompt_may_end_inside_a_thought(prompt: str, opened: bool) -> None:
-    assert is_open(prompt, reasoning.QWEN) is opened
+    assert is_open(prompt, answer_text.QWEN) is opened
 
 
 SCHEMAS = {"f": {"properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}}
@@ -250,7 +251,7 @@ def test_what_is_no_call_of_gemma_s(text: str) -> None:
         gemma_call(text)
 
 
-def test_gemma_s_values() -> None:
+def test_values_in_gemmas_calls_are_read() -> None:
     text = 'call:a.b{ x : -1.5 , <|"|>y z<|"|>:[ ] , w:{}, t:<|"|>1<|"|>, bare:some words, n:NaN}'
     values = {"x": -1.5, "y z": [], "w": {}, "t": "1", "bare": "some words", "n": "NaN"}
     assert gemma_call(text) == ("a.b", values)

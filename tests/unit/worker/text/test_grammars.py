@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.require import require
 from worker.errors import RequestError
+from worker.text.answer_text import QWEN
 from worker.text.grammars import MOST_REPETITIONS, allow_call, allow_reasoning, any_call_schema, gbnf_of, schema_asked
-from worker.text.reasoning import QWEN
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

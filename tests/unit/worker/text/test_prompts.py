@@ -9,8 +9,7 @@ import pytest
 
 from worker.errors import RequestError
 from worker.schema import ChatRequest, Message, parse_request
-from worker.text.chat_template import RESERVED, build_variables, messages_for, plain_message
-from worker.text.translategemma import DETECT, structure_messages
+from worker.text.prompt_form import DETECT, RESERVED, build_variables, messages_for, plain_message, structure_messages
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -1,5 +1,7 @@
 /** Markdown split into its top-level blocks, so that a growing text has only its last block parsed and shown anew. Pure. */
-import { marked } from "marked";
+import remarkGfm from "remark-gfm";
+import remarkParse from "remark-parse";
+import { unified } from "unified";
 
 /** A text and its blocks. */
 export interface Blocks {
@@ -11,6 +13,8 @@ export interface Blocks {
 }
 
 export const NO_BLOCKS: Blocks = { text: "", blocks: [], lastStart: 0 };
+
+const PARSER = unified().use(remarkParse).use(remarkGfm).freeze();
 
 /**
  * Returns the blocks of a text, with each end of a line as `\n`. `before`: those of an earlier text, whose finished blocks
@@ -25,18 +29,23 @@ export function splitBlocks(source: string, before: Blocks = NO_BLOCKS): Blocks 
   const start = goesOn ? before.lastStart : 0;
   const blocks = goesOn ? before.blocks.slice(0, -1) : [];
   let lastStart = start;
-  let offset = start;
   let isMathOpen = false;
-  for (const token of marked.lexer(text.slice(start), { gfm: true })) {
-    const raw = text.slice(offset, offset + token.raw.length);
-    if (isMathOpen) blocks[blocks.length - 1] += raw;
-    else if (raw.trim() !== "") {
+  for (const { type, position } of PARSER.parse(text.slice(start)).children) {
+    if (position === undefined) continue;
+    const { start: first, end: last } = position;
+    // From the start of the line: a node leaves out the spaces before it, which its other lines are measured by.
+    const blockStart = start + (first.offset ?? 0) - (first.column - 1);
+    let end = start + (last.offset ?? 0);
+    // The end of a line says that it is complete; a blank line is no part of the block.
+    if (text[end] === "\n" && text[end + 1] !== "\n") end += 1;
+    const raw = text.slice(blockStart, end);
+    if (isMathOpen) blocks[blocks.length - 1] = text.slice(lastStart, end);
+    else {
       blocks.push(raw);
-      lastStart = offset;
+      lastStart = blockStart;
     }
     // Blank lines do not end a formula, which only `$$` does.
-    if (token.type !== "code" && opensMath(raw)) isMathOpen = !isMathOpen;
-    offset += token.raw.length;
+    if (type !== "code" && opensMath(raw)) isMathOpen = !isMathOpen;
   }
   return { text, blocks, lastStart };
 }

@@ -8,6 +8,7 @@ export function useFollowedScroll() {
   const container = useRef<HTMLDivElement>(null);
   const content = useRef<HTMLDivElement>(null);
   const isAtEnd = useRef(true);
+  const lastTop = useRef(0);
 
   useEffect(() => {
     const [outer, inner] = [container.current, content.current];
@@ -21,7 +22,11 @@ export function useFollowedScroll() {
 
   function onScroll() {
     const outer = container.current;
-    if (outer !== null) isAtEnd.current = outer.scrollHeight - outer.scrollTop - outer.clientHeight < NEAR_END;
+    if (outer === null) return;
+    // The event of our own scrolling may come when the content has grown again: only a way up is the reader's.
+    if (outer.scrollHeight - outer.scrollTop - outer.clientHeight < NEAR_END) isAtEnd.current = true;
+    else if (outer.scrollTop < lastTop.current) isAtEnd.current = false;
+    lastTop.current = outer.scrollTop;
   }
 
   return { container, content, onScroll };

@@ -17,21 +17,23 @@ import pytest
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError, StartError, StartRequest
-from controller.runtimes.docker import events
+from controller.runtimes.docker import client as docker_client
 from controller.runtimes.docker import runtime as docker_runtime
-from controller.runtimes.docker.client import Daemon
-from controller.runtimes.docker.events import EventWatch
-from controller.runtimes.docker.runtime import DockerRuntime, open_docker
-from controller.runtimes.docker.self_inspect import Surroundings
+from controller.runtimes.docker.client import Daemon, EventWatch, Surroundings
+from controller.runtimes.docker.runtime import DockerOptions, DockerRuntime, open_docker
 from controller.state import ReplicaId
 from tests.fakes.fake_scripted_engine import script, scripted
 
 
-def runtime_at(url: str, root: Path) -> DockerRuntime:
-    """A runtime whose daemon is elsewhere."""
-    return DockerRuntime(
+def options_at(url: str, root: Path) -> DockerOptions:
+    return DockerOptions(
         instance="dead", models=ModelRoots((root,)), state=root, images={}, engines_network="none", docker_url=url
     )
+
+
+def runtime_at(url: str, root: Path) -> DockerRuntime:
+    """A runtime whose daemon is elsewhere."""
+    return DockerRuntime(options_at(url, root))
 
 
 async def test_a_daemon_that_is_not_there_is_unavailable_in_plain_words(tmp_path: Path) -> None:
@@ -48,14 +50,7 @@ async def test_a_daemon_that_is_not_there_is_unavailable_in_plain_words(tmp_path
             await call
     await runtime.close()
     with pytest.raises(RuntimeUnavailableError, match="no such socket"):
-        await open_docker(
-            instance="dead",
-            models=ModelRoots((tmp_path,)),
-            state=tmp_path,
-            images={},
-            engines_network="none",
-            docker_url=url,
-        )
+        await open_docker(options_at(url, tmp_path))
 
 
 async def test_a_socket_that_nobody_listens_on_is_unavailable(tmp_path: Path) -> None:
@@ -140,7 +135,7 @@ CUT_OFF = (
 
 
 async def test_a_stream_that_ends_within_an_event_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(docker_client, "FIRST_BACKOFF_S", 0.0)
     async with scripted(*[script(CUT_OFF)] * 3) as daemon, asyncio.timeout(30):
         watch = EventWatch(lambda: docker.APIClient(daemon.url, version="1.41"), [])
         async for _ in watch.watch_wakeups():

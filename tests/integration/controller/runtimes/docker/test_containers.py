@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import pytest
 
+from contract.desired import Definition
+from contract.status import SCHEMA_VERSION
 from controller.engines import spec_hash
 from controller.planning.backoff import verdict_of_exit
-from controller.redaction.redactor import redact_nothing
+from controller.redaction import redact_nothing
 from controller.reports.drift import find_drift
 from controller.runtimes.base import StartError
-from controller.runtimes.docker.labels import PREFIX, SCHEMA, write_labels
+from controller.runtimes.docker.container_spec import PREFIX, SCHEMA, write_labels
 from controller.runtimes.docker.runtime import DockerRuntime
-from controller.schema.desired import Definition
-from controller.schema.status import SCHEMA_VERSION
 from controller.state import (
     HOST,
     DesiredModel,

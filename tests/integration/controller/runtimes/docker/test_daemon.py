@@ -12,8 +12,7 @@ import pytest
 
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.runtimes.base import RuntimeUnavailableError, StartError
-from controller.runtimes.docker.client import Daemon
-from controller.runtimes.docker.network import ensure_network, remove_network
+from controller.runtimes.docker.client import Daemon, ensure_network, remove_network
 from controller.runtimes.nvml import NvmlReader
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.campaign import campaign_count

@@ -14,12 +14,12 @@ from mcp import Client
 
 from controller.engines.mcp import McpBridgeDefinition
 from controller.runtimes.base import StartRequest
-from controller.runtimes.docker.network import egress_network
+from controller.runtimes.docker.client import egress_network
 from controller.runtimes.docker.runtime import DockerRuntime
 from tests.support.docker_engine import DockerEngines, images
-from tests.support.mcp_bridges import bridge_client, call_text
+from tests.support.mcp_clients import bridge_client, call_text
+from tests.support.networks import PORT, outside_host
 from tests.support.runtime_contract import exited
-from tests.support.veth_host import PORT, outside_host
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
 

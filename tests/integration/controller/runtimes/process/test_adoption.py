@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[5]
 OWNER = """
 import asyncio, os, signal, subprocess, sys, time
 from pathlib import Path
-from controller.runtimes.process import records, spawn
+from controller.runtimes.process import launch
 from tests.support.process_engines import ProcessEngines
 
 root, moment = Path(sys.argv[1]), sys.argv[2]
@@ -39,12 +39,12 @@ def wait():
         time.sleep(0.01)
 
 if moment == "before spawn":
-    spawn.subprocess.Popen = die
+    launch.subprocess.Popen = die
 if moment == "between fork and exec":
     popen = subprocess.Popen
-    spawn.subprocess.Popen = lambda *args, **settings: popen(*args, preexec_fn=wait, **settings)
+    launch.subprocess.Popen = lambda *args, **settings: popen(*args, preexec_fn=wait, **settings)
 if moment == "after spawn":
-    records.Records.note_started = die
+    launch.Records.note_started = die
 
 async def main():
     runtime = processes.runtime()

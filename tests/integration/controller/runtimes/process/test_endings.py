@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.runtimes.process.stat import read_stat
+from controller.runtimes.process.groups import read_stat
 from controller.state import Phase
 from tests.support.campaign import campaign_count
 from tests.support.process_engines import ProcessEngines, numbers, zombies

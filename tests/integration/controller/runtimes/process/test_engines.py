@@ -10,14 +10,13 @@ import signal
 import pytest
 import uvloop
 
+from contract.desired import Definition
 from controller.engines.ct2 import CT2Definition
 from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
-from controller.engines.vllm_serve import VllmServeDefinition
+from controller.engines.vllm import VllmServeDefinition
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.runtimes.process.exit_watch import ExitWatch, wait_any
-from controller.runtimes.process.stat import Process, read_stat
-from controller.schema.desired import Definition
+from controller.runtimes.process.groups import ExitWatch, Process, read_stat, wait_any
 from controller.state import Phase
 from tests.support.clockwork_folders import make_ct2
 from tests.support.process_engines import ProcessEngines
@@ -28,7 +27,7 @@ from worker.clockwork import SENTENCE, make_model
 pytestmark = pytest.mark.engines
 
 
-async def test_ctranslate2_serves(processes: ProcessEngines) -> None:
+async def test_ctranslate2_serves_and_ends_as_a_process(processes: ProcessEngines) -> None:
     make_ct2(processes.models / "m")
     await serve_and_end(processes, CT2Definition(backend="ct2", model_path="m"), SENTENCE)
 

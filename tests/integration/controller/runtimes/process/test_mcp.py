@@ -15,7 +15,7 @@ import pytest
 from controller.engines.mcp import McpBridgeDefinition
 from controller.runtimes.base import SeenReplica, StartRequest
 from controller.runtimes.process.runtime import ProcessRuntime
-from tests.support.mcp_bridges import bridge_client, call_text
+from tests.support.mcp_clients import bridge_client, call_text
 from tests.support.process_engines import ProcessEngines
 from tests.support.runtime_contract import ended, only, wait_for_log
 from tests.support.wait import until

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.anthropic.request import read_prompt
-from gateway.protocols.anthropic.stream_collector import MessagesCollector
-from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
+from gateway.protocols.anthropic.dialect import MessagesCollector
+from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT, read_prompt
 from gateway.protocols.common.conversation import (
     Answer,
     Assistant,

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.embeddings.codec import Shortening, shorten_vectors
+from gateway.protocols.embeddings import Shortening, shorten_vectors
 from tests.support.campaign import campaign_count
 from tests.support.outcomes import present
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.rerank.codec import Version, build_answer, read_ranking, write_request
+from gateway.protocols.rerank import Version, build_answer, read_ranking, write_request
 from tests.support.campaign import campaign_count
 
 texts = st.text(max_size=5)

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.schema.errors import ERROR_CODES, RoundhouseError
+from contract.errors import ERROR_CODES, RoundhouseError
 from gateway.protocols.common.conversation import (
     Assistant,
     Audio,

@@ -23,31 +23,42 @@ from controller.engines.base import Launch
 from controller.engines.litert_lm import LiteRTLMDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.gpus import Gpu
 from controller.runtimes.base import LogPart, RuntimeUnavailableError, StartRequest
-from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.client import (
     NEWEST_API,
     OLDEST_API,
     DaemonRefusedError,
+    DockerSetupError,
+    host_mount,
     negotiate_version,
+    own_container_ids,
     plain_reason,
 )
 from controller.runtimes.docker.container_spec import (
+    UNPRIVILEGED,
+    FileEntry,
     HostContext,
+    UnreadableLabelsError,
+    UserIdentity,
     bounded_log,
     cache_folder_archive,
+    choose_identity,
     container_config,
+    parse_time,
     render_context,
+    seen_replica,
+    write_labels,
 )
-from controller.runtimes.docker.images import build_command, is_built_here
-from controller.runtimes.docker.inspect import parse_time, seen_replica
-from controller.runtimes.docker.labels import UnreadableLabelsError, write_labels
-from controller.runtimes.docker.logs import DockerLogCursor, read_log_part
-from controller.runtimes.docker.memory import mapped_bytes
-from controller.runtimes.docker.self_inspect import DockerSetupError, host_mount, own_container_ids
-from controller.runtimes.docker.user import UNPRIVILEGED, FileEntry, UserIdentity, choose_identity, entries_to_read
-from controller.state import Exit, Phase, ReplicaId
+from controller.runtimes.docker.containers import (
+    DockerLogCursor,
+    build_command,
+    is_built_here,
+    mapped_bytes,
+    read_log_part,
+)
+from controller.runtimes.docker.runtime import entries_to_read
+from controller.runtimes.gpus import visible_gpus
+from controller.state import Exit, Gpu, Phase, ReplicaId
 
 HOST = HostContext(
     "one", "engines", publishes_ports=False, models=({"Type": "bind", "Source": "/srv/models"},), log_mib=16
@@ -376,7 +387,7 @@ def test_no_port_is_no_address(ports: object) -> None:
         *((status, False, Phase.EXITED) for status in ("exited", "dead", "removing", "of a later version", "")),
     ],
 )
-def test_phases(status: str, running: bool, phase: Phase) -> None:
+def test_the_phase_of_a_replica_follows_from_its_containers_status(status: str, running: bool, phase: Phase) -> None:
     seen = seen_replica(inspected(Status=status, Running=running), "tail", publishes_ports=True)
     assert seen.phase is phase
     assert (seen.exit is not None) is (phase is Phase.EXITED)

@@ -6,10 +6,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from controller.gpus import GpuDriver
-from controller.runtimes.docker.driver_requirements import find_driver_problem, is_fulfilled, list_requirements
-from controller.runtimes.docker.error_messages import no_gpu_support, pull_error, start_error
-from controller.runtimes.docker.loader_variables import find_loader_problem
+from controller.runtimes.docker.start_problems import (
+    find_driver_problem,
+    find_loader_problem,
+    is_fulfilled,
+    list_requirements,
+    no_gpu_support,
+    pull_error,
+    start_error,
+)
+from controller.state import GpuDriver
 
 BRANDS = ("unknown", "grid", "tesla", "nvidia", "quadro", "quadrortx", "nvidiartx", "vapps", "vpc", "vcs", "vws")
 
@@ -139,7 +145,7 @@ CONDITIONS = {
 @pytest.mark.parametrize(
     ("requirement", "answer"), [(each, answer) for answer, texts in CONDITIONS.items() for each in texts.split("|")]
 )
-def test_conditions(requirement: str, answer: bool | None) -> None:
+def test_a_requirement_of_an_image_is_compared_with_the_driver(requirement: str, answer: bool | None) -> None:
     assert is_fulfilled(requirement, GpuDriver("570.195.03", "12.8"), "tesla") is answer
 
 
@@ -240,7 +246,7 @@ REFUSED_NOW = {
 
 
 @pytest.mark.parametrize("message", [*REFUSED_FOR_GOOD, *REFUSED_NOW])
-def test_refused_starts(message: str) -> None:
+def test_a_start_that_docker_refuses_is_explained(message: str) -> None:
     error = start_error(message, "e:1")
     assert (REFUSED_FOR_GOOD | REFUSED_NOW)[message] in str(error)
     assert message in str(error), "the daemon's own sentence is kept"
@@ -272,7 +278,7 @@ def test_only_missing_support_means_no_gpu() -> None:
         ("something new", "was not pulled: something new"),
     ],
 )
-def test_failed_pulls(message: str, words: str) -> None:
+def test_a_pull_that_fails_is_explained(message: str, words: str) -> None:
     error = pull_error(message, "a/b:1")
     text = str(error)
     assert error.plain is not None

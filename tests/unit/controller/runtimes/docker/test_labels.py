@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.status import SCHEMA_VERSION
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import StartRequest
-from controller.runtimes.docker.labels import (
+from controller.runtimes.docker.container_spec import (
     ATTEMPT,
     CLAIMS,
     INSTANCE,
@@ -25,7 +26,6 @@ from controller.runtimes.docker.labels import (
     read_labels,
     write_labels,
 )
-from controller.schema.status import SCHEMA_VERSION
 from controller.state import ReplicaId
 from tests.support.campaign import campaign_count
 

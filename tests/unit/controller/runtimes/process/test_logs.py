@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.runtimes.ended_logs import KEPT_LOGS, EndedLogs
-from controller.runtimes.logs import TAIL_BYTES, plain_tail
+from controller.runtimes.logs import KEPT_LOGS, TAIL_BYTES, EndedLogs, plain_tail
 from controller.runtimes.process.logs import ProcessLogs
 from tests.support.small_disk import no_space
 

@@ -20,21 +20,31 @@ from pathlib import Path
 import pytest
 
 from controller.engines import ENGINES
-from controller.gpus import Gpu
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.process import groups
-from controller.runtimes.process.groups import START_ENV, ReplicaMark, find_leader, group_members, send_signal
-from controller.runtimes.process.preflight import check_program
-from controller.runtimes.process.records import Records, ReplicaRecord
-from controller.runtimes.process.spawn import (
+from controller.runtimes.process.groups import (
+    START_ENV,
+    Process,
+    ReplicaMark,
+    boot_id,
+    find_leader,
+    group_members,
+    is_alive,
+    list_stats,
+    read_stat,
+    send_signal,
+)
+from controller.runtimes.process.launch import (
     Child,
+    Records,
+    ReplicaRecord,
     check_gpu_support,
+    check_program,
     find_free_port,
     inherited_environment,
     spawn_engine,
 )
-from controller.runtimes.process.stat import Process, boot_id, is_alive, list_stats, read_stat
-from controller.state import ReplicaId
+from controller.state import Gpu, ReplicaId
 from worker import engines
 
 PYPROJECT = Path(__file__).parents[5] / "pyproject.toml"
@@ -212,6 +222,7 @@ def test_an_environment_that_is_empty_for_a_moment_is_read_again(
     folder.mkdir()
     (folder / "exe").symlink_to("/bin/sleep")
     (folder / "environ").touch()
+    (folder / "stat").write_text(Path(f"/proc/{stranger.pid}/stat").read_text())
     monkeypatch.setattr(groups, "PROC", tmp_path)
     assert group_members(mark(tmp_path)) == []
     text = f"A=1\0{START_ENV}=0123\0".encode()

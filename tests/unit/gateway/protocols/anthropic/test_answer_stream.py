@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.protocols.anthropic.answer_stream import encode_event
 from gateway.protocols.anthropic.dialect import MessagesStream
-from gateway.protocols.anthropic.grounding import AnnotatedMessage, annotate_body
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
-from gateway.protocols.common.passages import Passage
+from gateway.protocols.citations import AnnotatedMessage, annotate_message_body
+from gateway.protocols.common.grounding import Passage
 from tests.fakes.fake_controller import route
-from tests.support.messages_schema import checked_events, checked_message
-from tests.support.messages_transcripts import (
+from tests.support.messages_schema import (
     ASKED,
     BEGUN,
     COUNTED,
@@ -26,6 +25,8 @@ from tests.support.messages_transcripts import (
     USAGE,
     Fields,
     call,
+    checked_events,
+    checked_message,
     chunk,
     ended,
     grew,
@@ -50,7 +51,7 @@ def called(index: int, call_id: str, name: str, *parts: str) -> list[Fields]:
     return [started(index, type="tool_use", id=call_id, name=name, input={}), *pieces, stopped(index)]
 
 
-def test_text() -> None:
+def test_a_text_becomes_one_block() -> None:
     deltas: list[Fields] = [{"role": "assistant", "content": None}, {"content": 'He said "ü'}, {"content": '€"\n'}]
     out = streamed(*map(chunk, deltas), chunk({}, "stop"))
     assert out == lines(BEGUN, *block(0, 'He said "ü', '€"\n'), *ended("end_turn"))
@@ -243,7 +244,7 @@ def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, *
     return made
 
 
-def test_a_whole_message() -> None:
+def test_a_message_given_whole_becomes_events() -> None:
     calls = [
         {"id": "id0", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}},
         {"id": "id1", "type": "function", "function": {"name": "get_time", "arguments": "[1]"}},
@@ -376,4 +377,4 @@ def test_citations_come_before_the_end_of_their_block(size: int) -> None:
 
 def test_a_body_that_is_no_message_passes() -> None:
     for body in (b"[]", b"no", b'{"content": "x"}'):
-        assert annotate_body(body, PASSAGES) == body
+        assert annotate_message_body(body, PASSAGES) == body

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.routing import ModelRoute
+from contract.admin import Capabilities
+from contract.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
@@ -87,7 +87,7 @@ CONVERSATION: Fields = {
 URL: Fields = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 
 
-def test_a_whole_conversation() -> None:
+def test_a_whole_conversation_becomes_a_chat() -> None:
     thought = "I must look."
     made = {"id": "toolu_3", "type": "function", "function": {"name": "get_time", "arguments": '{"at":null}'}}
     weather = {"name": "get_weather", "arguments": '{"city":"Paris ü"}'}
@@ -202,7 +202,7 @@ SWITCHED = {is_on: {"chat_template_kwargs": {"enable_thinking": is_on}} for is_o
         *((value, {}) for value in ({"type": "adaptive"}, "default", None)),
     ],
 )
-def test_thinking(thinking: Any, more: Fields) -> None:
+def test_thinking_of_messages_becomes_the_chats_switch(thinking: Any, more: Fields) -> None:
     switch: Fields = {"thinking_control": "chat_template_kwargs"}
     assert chat_fields({**ASKED, "thinking": thinking}, **switch) == {**SAID, **more}
 

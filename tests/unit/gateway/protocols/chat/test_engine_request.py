@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute, ThinkingControl
-from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
-from gateway.protocols.chat.engine_request import adapt_fields, adapt_request
+from contract.admin import Capabilities
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute, ThinkingControl
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS, adapt_fields, adapt_request, fold_system_messages
 from gateway.protocols.chat.prompt_progress import (
     PromptProgress,
     PromptProgressStream,
     ask_for_progress,
     tells_progress,
 )
-from gateway.protocols.chat.system_messages import fold_system_messages
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.completions import COMPLETIONS_VIA_CHAT
+from gateway.protocols.llama_native import NATIVE
 from tests.fakes.fake_controller import route
 
 SWITCHED = Capabilities(thinking_modes=("default", "enabled", "disabled"))
@@ -74,7 +72,9 @@ NO_EFFORT = {"reasoning_effort": "none"}
         ({"thinking": {"type": "enabled"}}, "chat_template_kwargs", {"thinking": {"type": "enabled"}}),
     ],
 )
-def test_thinking(fields: dict[str, Any], control: ThinkingControl | None, expected: dict[str, Any]) -> None:
+def test_thinking_becomes_what_the_engine_understands(
+    fields: dict[str, Any], control: ThinkingControl | None, expected: dict[str, Any]
+) -> None:
     assert sent(fields, to("vllm_serve", control)) == HI | expected
 
 
@@ -109,7 +109,7 @@ def test_thoughts_of_earlier_answers_are_there_under_both_names(name: str) -> No
         "x",
     ],
 )
-def test_other_messages_stay(message: Any) -> None:
+def test_messages_of_other_forms_stay_as_they_are(message: Any) -> None:
     assert sent({"messages": [message]}, to("llama_server")) == {"messages": [message]}
     assert sent({"messages": message}, to("llama_server")) == {"messages": message}
 
@@ -361,7 +361,7 @@ def test_whatever_an_engine_sends_in_its_place(told: str) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "share"), [((0, 0, 0), 1.0), ((4, 0, 1), 0.25), ((4, 4, 4), 1.0), ((4, 0, 9), 1.0)])
-def test_the_share(prompt: tuple[int, int, int], share: float) -> None:
+def test_the_share_of_a_prompt_that_is_read(prompt: tuple[int, int, int], share: float) -> None:
     assert PromptProgress(*prompt).share == share
 
 
@@ -383,5 +383,5 @@ def test_a_request_asks_for_progress(asked: dict[str, Any]) -> None:
         ("/v1/chat/completions", "openai_remote", False),
     ],
 )
-def test_who_tells(api: str, backend: str, tells: bool) -> None:
+def test_which_engines_report_progress_of_a_prompt(api: str, backend: str, tells: bool) -> None:
     assert tells_progress(api, route("m").model_copy(update={"backend": backend})) is tells

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.chat import reasoning
-from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
-from gateway.protocols.common.openai_events import DONE
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS, alias_in_events
 from gateway.protocols.common.request import parse_request
+from gateway.protocols.common.streams import DONE
 from tests.support.campaign import campaign_count
 from tests.support.outcomes import present
 
@@ -102,7 +101,7 @@ DELTAS = st.fixed_dictionaries(
 def test_both_names_hold_the_thought(said: list[dict[str, Any]], ascii_only: bool, spaced: bool) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     chunk = b"".join(event(json.dumps(delta, ensure_ascii=ascii_only, separators=separators)) for delta in said)
-    passed = reasoning.alias_in_events(chunk)
+    passed = alias_in_events(chunk)
     for before, after in zip(said, deltas(passed), strict=True):
         told = [before[name] for name in NAMES if before.get(name)]
         expected = dict.fromkeys(NAMES, told[0]) if len(told) == 1 else {}
@@ -110,4 +109,4 @@ def test_both_names_hold_the_thought(said: list[dict[str, Any]], ascii_only: boo
             expected = {name: after.get(name) for name in NAMES if name in after}
             assert set(expected.values()) <= {"", None}
         assert after == before | expected
-    assert reasoning.alias_in_events(passed) == passed
+    assert alias_in_events(passed) == passed

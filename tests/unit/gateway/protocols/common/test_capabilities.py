@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.errors import RoundhouseError
+from contract.admin import Capabilities
+from contract.errors import RoundhouseError
+from gateway.protocols.common.bodies import CONSTRAINT_FIELDS, adapt_constraints
 from gateway.protocols.common.capabilities import check_capabilities, check_prompt
-from gateway.protocols.common.choices import check_choices, count_slots
 from gateway.protocols.common.conversation import (
     Assistant,
     Audio,
@@ -27,8 +27,8 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
+from gateway.protocols.common.fan_out import check_choices, count_slots
 from gateway.protocols.common.large_body import BLOCK_BYTES, LargeBody
-from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS, adapt_constraints
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, refusal
 
@@ -74,7 +74,7 @@ def turns(*roles: str) -> dict[str, Any]:
         *((thinking, THINKS, "invalid_request") for thinking in ("on", "")),
     ],
 )
-def test_thinking(thinking: Any, capabilities: Capabilities, code: str | None) -> None:
+def test_thinking_that_a_model_lacks_is_refused(thinking: Any, capabilities: Capabilities, code: str | None) -> None:
     expected = None if code is None else (code, "thinking")
     assert refused({"thinking": thinking}, capabilities) == expected
     assert refused({"thinking": thinking} | asks("Hi"), capabilities) == expected
@@ -522,7 +522,9 @@ def test_what_asks_for_nothing_is_left_as_it_is(backend: str, fields: dict[str, 
         ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
     ],
 )
-def test_llama_cpps_words(backend: str, is_chat: bool, fields: dict[str, Any], words: dict[str, Any]) -> None:
+def test_options_are_renamed_to_llama_cpps_words(
+    backend: str, is_chat: bool, fields: dict[str, Any], words: dict[str, Any]
+) -> None:
     assert adapted(backend, is_chat=is_chat, n=1, **fields) == {"n": 1, **words}
 
 
@@ -579,7 +581,7 @@ def test_what_llama_cpp_cannot_be_told(backend: str, fields: dict[str, Any], cod
         ),
     ],
 )
-def test_vllms_newer_words(backend: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+def test_options_are_renamed_to_vllms_newer_words(backend: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
     assert adapted(backend, n=1, **fields) == {"n": 1, "structured_outputs": words}
     assert adapted(backend, is_chat=False, response_format=FORMAT) == {"response_format": FORMAT}
 

@@ -8,22 +8,20 @@ from typing import Any
 
 import pytest
 
-from controller.runtimes.naming import replica_name
-from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+from controller.runtimes.base import replica_name
 from controller.state import ReplicaId
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common import errors
-from gateway.protocols.common.addresses import HIDDEN, hide_addresses, hide_in_json
-from gateway.protocols.common.context_overflow import ContextOverflow, find_overflow
 from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.errors import client_status, engine_body
-from gateway.protocols.common.file_paths import HIDDEN_PATH, hide_paths
+from gateway.protocols.common.errors import ContextOverflow, client_status, engine_body, find_overflow
+from gateway.protocols.common.hiding import HIDDEN, HIDDEN_PATH, hide_addresses, hide_in_json, hide_paths
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.embeddings.dialect import EMBEDDINGS
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.embeddings import EMBEDDINGS
+from gateway.protocols.llama_native import NATIVE
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.support.outcomes import present
@@ -198,7 +196,7 @@ def test_the_place_of_an_error(told: str | None, place: str | None) -> None:
 
 
 @pytest.mark.parametrize(("status", "sent"), [(200, 200), (201, 201), (400, 400), (503, 503), (307, 502), (304, 502)])
-def test_status(status: int, sent: int) -> None:
+def test_an_engines_status_becomes_the_clients(status: int, sent: int) -> None:
     assert client_status(status) == sent
 
 
@@ -409,7 +407,7 @@ REPLICA = replica_name("prod", ReplicaId("org/Qwen-3.5", 1, "0123456789abcdef", 
         ("postgresql://db/x and me@db:5432", f"{HIDDEN} and me@{HIDDEN}"),
     ],
 )  # fmt: skip
-def test_addresses_are_hidden(said: str, told: str) -> None:
+def test_addresses_in_an_engines_words_are_hidden(said: str, told: str) -> None:
     assert hide_addresses(said) == told
 
 
@@ -425,7 +423,7 @@ def test_addresses_are_hidden(said: str, told: str) -> None:
         *("rh-negative is no replica, nor is rh-prod-m-0", "a slash // is no URL, and:// is none"),
     ],
 )
-def test_other_words_stay(said: str) -> None:
+def test_words_without_addresses_stay(said: str) -> None:
     assert hide_addresses(said) == said
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.protocols.common.fan_out import ANSWER_FORMS, PiecedAnswer, add_counts, count_images, plan_split
-from gateway.protocols.common.file_parts import find_files, holds_files
-from gateway.protocols.common.grounding import add_passages
-from gateway.protocols.common.passages import Passage
+from gateway.protocols.common.grounding import Passage, add_passages
+from gateway.protocols.common.request import FILE_TYPES, find_files, find_part_types
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present, refusal
 
@@ -192,14 +191,20 @@ def test_other_files_in_chats_are_refused(file: dict[str, Any], code: str, place
     assert told == (code, f"messages[0].content[0].file.{place}")
 
 
-def test_whether_there_are_any() -> None:
+def test_the_types_of_parts() -> None:
     inner = {"type": "tool_result", "content": [document(type="text", data="x")]}
     for content in ([{"type": "input_file"}], [{"type": "text"}, {"type": "file"}], [inner]):
-        assert holds_files({"messages": [{"content": "x"}, {"content": content}]})
-        assert holds_files({"input": [{"output": content}]})
-    for fields in ({}, {"input": ["a", "b"]}, {"input": [[1, 2]]}, {"messages": [{"content": "a file"}, 7]}):
-        assert not holds_files(fields)
-    assert not holds_files({"messages": [user({"type": ["file"]}, {"type": "tool_result", "content": "x"}, 7)]})
+        for fields in ({"messages": [{"content": "x"}, {"content": content}]}, {"input": [{"output": content}]}):
+            assert not FILE_TYPES.isdisjoint(find_part_types(fields))
+    plain: list[dict[str, Any]] = [
+        {},
+        {"input": ["a", "b"]},
+        {"input": [[1, 2]]},
+        {"messages": [{"content": "a file"}, 7]},
+    ]
+    assert not any(map(find_part_types, plain))
+    others = [user({"type": ["file"]}, {"type": "tool_result", "content": "x"}, {"type": "text"}, 7)]
+    assert find_part_types({"messages": others}) == {"tool_result", "text"}
 
 
 PASSAGE = Passage("d1", "a.md", chunk=0, start=0, end=4, page=None, score=1.0, text="Coal")

@@ -13,28 +13,28 @@ from openai.types import completion_create_params as completions
 from openai.types import embedding_create_params as embeddings
 from openai.types.chat import completion_create_params as chats
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT
-from gateway.protocols.common.context_overflow import find_overflow
-from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.common.json_dialect import JSON_DIALECT
-from gateway.protocols.common.known_fields import (
+from gateway.protocols.common.bodies import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     EMBEDDING_FIELDS,
     MESSAGE_FIELDS,
     check_foreign_fields,
     drop_foreign_fields,
+    route_to_module,
 )
+from gateway.protocols.common.capabilities import check_length
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.errors import find_overflow
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.large_body import BLOCK_BYTES, LARGE_BYTES, LargeBody
-from gateway.protocols.common.lora_modules import route_to_module
-from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest, parse_native, parse_request
-from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.llama_native import NATIVE
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.protocols.common.dialect import Usage
-from gateway.protocols.common.token_events import TokenEventCounter
-from gateway.protocols.common.usage import UsageTally, usage_of
+from gateway.protocols.common.dialect import TokenEventCounter, Usage, UsageTally, usage_of
 
 COUNTS = {"prompt_tokens": 7, "completion_tokens": 3}
 NO_OBJECTS: list[Any] = [None, 7, "7", [7], True]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
-from controller.schema.admin import Capabilities
-from controller.schema.routing import ModelRoute
+from contract.admin import Capabilities
+from contract.routing import ModelRoute
 from gateway.protocols.api_matrix import serving_option
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
+from gateway.protocols.completions import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present
 
@@ -97,7 +97,7 @@ def test_what_a_chat_cannot_answer_is_refused_by_its_field(fields: dict[str, Any
     assert f"`{param}`" in error.message
 
 
-def test_a_stream() -> None:
+def test_a_stream_of_chat_chunks_becomes_one_of_completions() -> None:
     events = (
         chunk({"role": "assistant", "content": ""}),
         chunk({"reasoning_content": "Hm"}),
@@ -174,7 +174,7 @@ def test_a_blocking_answer_holds_what_the_engine_tells() -> None:
         ({"content": "a", "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls", "a", "stop"),
     ],
 )
-def test_how_it_ended(message: Any, finish: str, text: str, reason: str) -> None:
+def test_a_completion_says_how_the_chat_ended(message: Any, finish: str, text: str, reason: str) -> None:
     told = {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
     choice = given(told)["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (text, reason)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
+from contract.errors import RoundhouseError
+from contract.routing import ModelRoute
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.embeddings.dialect import EMBEDDINGS
+from gateway.protocols.embeddings import EMBEDDINGS
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present
 

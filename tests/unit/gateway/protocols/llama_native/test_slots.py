@@ -8,7 +8,7 @@ import pytest
 
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import parse_native
-from gateway.protocols.llama_native.slots import SLOTS
+from gateway.protocols.llama_native import SLOTS
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of
 

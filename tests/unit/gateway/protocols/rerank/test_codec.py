@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.rerank.dialect import RERANK, RERANK_V2, RerankDialect
+from gateway.protocols.rerank import RERANK, RERANK_V2, RerankDialect
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present, refusal
 

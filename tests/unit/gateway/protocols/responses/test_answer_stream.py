@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from controller.schema.errors import RoundhouseError
+from contract.errors import RoundhouseError
 from gateway.protocols.common.conversation import Answer, Call, Tokens
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.responses.answer_stream import ResponseWriter
-from gateway.protocols.responses.answer_times import AnswerTimes
-from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.answer import ResponseWriter
+from gateway.protocols.responses.context import AnswerTimes, ResponseContext
 from gateway.protocols.responses.file_search import FoundFiles
 from gateway.protocols.responses.replayed_events import replay_end, replay_events
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
@@ -42,7 +41,7 @@ def writer(made: ResponseContext | None = None, **fields: Any) -> ResponseWriter
 
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_transcripts(name: str, is_open: bool) -> None:
+def test_a_transcript_of_chunks_becomes_its_golden_events(name: str, is_open: bool) -> None:
     fields = {"model": "m", "input": "Hi", "stream": True, **ASKED[name]}
     request = InferenceRequest(b"", fields, "m", stream=True, wants_usage=False)
     request.state = context(is_open_responses=is_open)

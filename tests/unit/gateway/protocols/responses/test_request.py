@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.errors import RoundhouseError
-from gateway.protocols.chat import codec
+from contract.admin import Capabilities
+from contract.errors import RoundhouseError
 from gateway.protocols.chat.dialect import CHAT
 from gateway.protocols.common.conversation import (
     Assistant,
@@ -24,7 +23,8 @@ from gateway.protocols.common.conversation import (
     User,
 )
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.responses.mcp_items import (
+from gateway.protocols.responses.mcp import (
+    echo_mcp,
     failed_server,
     failed_tool,
     invalid_call,
@@ -32,10 +32,9 @@ from gateway.protocols.responses.mcp_items import (
     read_arguments,
     text_of_error,
 )
-from gateway.protocols.responses.mcp_tools import echo_mcp
-from gateway.protocols.responses.request import read_prompt
-from gateway.protocols.responses.tools import custom_names, echo_tools
+from gateway.protocols.responses.request import custom_names, echo_tools, read_prompt
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
+from gateway.protocols.via_chat import write_request
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present, refusal
 from tests.support.responses import Fields, context
@@ -176,7 +175,7 @@ def test_what_a_chat_completion_calls_otherwise_is_written_so() -> None:
         parallel_tool_calls=False,
         tools=[F],
     )
-    written = codec.write_request(asked)
+    written = write_request(asked)
     expected = {"max_tokens": 7, "verbosity": "low", "reasoning_effort": "minimal", "logprobs": True}
     assert {**expected, "top_logprobs": 3, "parallel_tool_calls": False}.items() <= written.items()
     assert prompt(top_logprobs=2).passed_fields == {"logprobs": True, "top_logprobs": 2}

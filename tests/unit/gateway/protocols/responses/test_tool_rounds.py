@@ -9,10 +9,9 @@ import pytest
 
 from gateway.protocols.common.conversation import Assistant, Call, Text, Tokens, ToolChoice, ToolResult, Turn, User
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.mcp_items import REFUSED, failed_tool, mark_round, round_of
+from gateway.protocols.responses.mcp import REFUSED, failed_tool, mark_round, round_of
 from gateway.protocols.responses.replayed_events import replay_events
-from gateway.protocols.responses.rounds_writer import ROUND_OVER, RoundsWriter, RoundWriter
-from gateway.protocols.responses.tool_rounds import MOST_ROUNDS, CallResult
+from gateway.protocols.responses.tool_rounds import MOST_ROUNDS, ROUND_OVER, CallResult, RoundsWriter, RoundWriter
 from tests.support.outcomes import error_of, present
 from tests.support.responses import NOW, Fields, context, events_in, folded
 from tests.support.tool_rounds import BONN, OWN, WEATHER, Played, play, servers_of
@@ -399,7 +398,11 @@ def respond(*rounds: Round, token: str = "a" * 48, history: tuple[Fields, ...] =
     tools = asked.setdefault("tools", [WEATHER])
     context = made(token, mcp=servers_of(tools=tools), history=history, stores=True)
     return play(
-        *rounds, history=history, run=lambda call: CallResult(f"{call.name} {call.arguments}"), made=context, **asked
+        *rounds,
+        history=history,
+        run=lambda call: CallResult(f"{call.name} {call.arguments}"),
+        response_context=context,
+        **asked,
     )
 
 

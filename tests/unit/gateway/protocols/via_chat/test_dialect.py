@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.schema.admin import Capabilities
-from controller.schema.routing import ModelRoute
+from contract.admin import Capabilities
+from contract.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
+from gateway.protocols.completions import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import error_of, present
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from retrieval.vector_store.base import CollectionSpec
-from retrieval.vector_store.edge.folder import (
+from retrieval.vector_store.edge.collection import (
     CollectionFolder,
     CollectionRecord,
     RecordError,
+    WriteLog,
+    copy_sparse_file,
     list_collection_folders,
     lock_store,
 )
 from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, encode_vector, read_frame, receive_frame
-from retrieval.vector_store.edge.sparse_copy import copy_sparse_file
-from retrieval.vector_store.edge.write_log import WriteLog
 from tests.support.small_disk import no_space
 
 

@@ -1,0 +1,1 @@
+"""The tools that Roundhouse has itself, and the table of them."""

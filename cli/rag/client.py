@@ -1,0 +1,547 @@
+"""The command line's questions to a gateway about documents.
+
+Files are found, added and watched until they are searchable, and searches are measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from watchfiles import awatch
+
+from cli.output import CommandError, ExitCode, print_error, print_line
+from cli.rag.ranking import Question, RankingScores, WayResult, average_scores, score_ranking
+from controller import __version__
+
+KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
+"""Environment variable with the secret of an API key of the gateway."""
+USUAL_TENANT: Final = "roundhouse"
+"""Tenant of a client that names none, while no keys are declared."""
+PAGE: Final = 100
+_CONNECT_S: Final = 5.0
+_PART: Final = 256 * 1024
+_TENANT_HEADER: Final = "x-tenant-id"
+
+
+class RefusedError(CommandError):
+    """The gateway refused a request; the message is the gateway's own, the exit code FAILED. `error_code` and
+    `retry_after_s` (seconds) are None where the answer does not say them."""
+
+    def __init__(self, message: str, error_code: str | None, retry_after_s: float | None) -> None:
+        """`error_code`: such as `document_not_found`; None: the answer named none. `retry_after_s`: seconds after which
+        the same request may be accepted; None: the answer does not say."""
+        super().__init__(message, ExitCode.FAILED)
+        self.error_code = error_code
+        self.retry_after_s = retry_after_s
+
+
+class AnswerObject(dict[str, Any]):
+    """A JSON object of a gateway's answer. Taking a field that is missing raises CommandError: the gateway is of
+    another version."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        message = f"the gateway is of another version than this command, {__version__}: its answer has no `{name}`"
+        raise CommandError(message, ExitCode.FAILED)
+
+
+class RagClient:
+    """Asks one gateway about documents and searches, with the API key in `ROUNDHOUSE_KEY`, if that is set. Use it in
+    `async with`.
+
+    Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
+    request, CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON, and with the code
+    FAILED where the JSON is no object. The objects of an answer are `AnswerObject`s. Only the connection has a timeout
+    (5 s): an answer may take any time. Where the connection breaks before the answer, the gateway may have carried out
+    the request.
+    """
+
+    def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
+        """Connect to nothing yet. `url`: the gateway's address, without a path.
+
+        `tenant`: sent as `X-Client-Id`, which names the tenant while the gateway has no keys; None: `USUAL_TENANT`.
+        `verifies`: whether the certificate of an `https` address is checked.
+        """
+        self._url = url.rstrip("/")
+        self._ssl = verifies
+        self._headers = {"user-agent": f"roundhouse/{__version__}"}
+        # Without a name of its own, the tenant would be the User-Agent, which changes with each version.
+        self._headers["x-client-id"] = tenant or USUAL_TENANT
+        if key := os.environ.get(KEY_VARIABLE):
+            self._headers["authorization"] = f"Bearer {key}"
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            connector=aiohttp.TCPConnector(ssl=self._ssl),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def add_file(self, path: Path, document_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a file, and return the document as it was accepted, as `/v1/documents` answers it. It is searchable
+        later, when `get_document` has the status `ready`. A document with this id is replaced. `metadata`: its
+        attributes, as JSON can hold them.
+
+        Raises OSError where the file cannot be opened.
+        """
+        with path.open("rb") as content:
+            form = aiohttp.FormData()
+            form.add_field("file", content, filename=path.name)
+            form.add_field("id", document_id)
+            form.add_field("metadata", json.dumps(metadata))
+            return await self._ask("POST", "/v1/documents", data=form)
+
+    async def add_original(
+        self, fields: Mapping[str, str], media_type: str | None, content: AsyncIterator[bytes]
+    ) -> dict[str, Any]:
+        """Send a document, and return it as it was accepted, as `/v1/documents` answers it; it is searchable later. A
+        document with the same id is replaced.
+
+        `fields`: of the form, beside the file: `id`, `filename`, `metadata` (as JSON text) and others that the route
+        takes. `media_type`: of the content; None: not said. What `content` raises becomes a CommandError, too.
+        """
+        form = aiohttp.FormData()
+        # Named by a field of the form, because not every name survives in the header of a file.
+        form.add_field("file", content, filename="", content_type=media_type or "application/octet-stream")
+        for name, value in fields.items():
+            form.add_field(name, value)
+        return await self._ask("POST", "/v1/documents", data=form)
+
+    async def read_tenant(self) -> str:
+        """Ask the gateway for which tenant this client asks, and return its name, as the gateway writes it in a header
+        (`?` for what a header cannot carry); empty where the answer names none."""
+        async with self._open("GET", "/v1/documents", params={"limit": "1"}) as answer:
+            return answer.headers.get(_TENANT_HEADER, "")
+
+    async def read_content(self, document_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of the original (the file as it was sent) of a document's newest version. Close the generator
+        (`aclosing`) if it is not read to its end. Raises RefusedError with `document_not_found` where the tenant has no
+        such document."""
+        path = f"/v1/documents/{quote(document_id, safe='')}/content"
+        async with self._open("GET", path) as answer:
+            async for part in answer.content.iter_chunked(_PART):
+                yield part
+
+    async def get_document(self, document_id: str) -> dict[str, Any]:
+        """Return the document with this id, as `/v1/documents/{id}` answers it. Raises RefusedError with
+        `document_not_found` where the tenant has none."""
+        return await self._ask("GET", f"/v1/documents/{quote(document_id, safe='')}")
+
+    async def find_document(self, document_id: str) -> dict[str, Any] | None:
+        """Return the document with this id, as `get_document` does; None: the tenant has none."""
+        try:
+            return await self.get_document(document_id)
+        except RefusedError as error:
+            if error.error_code == "document_not_found":
+                return None
+            raise
+
+    async def list_documents(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
+
+        Raises RefusedError with `invalid_request` where the last document of a page was deleted before the next page
+        was asked for.
+        """
+        after: dict[str, str] = {}
+        while True:
+            page = await self._ask("GET", "/v1/documents", params={"limit": str(PAGE), "order": "asc", **after})
+            for document in page["data"]:
+                yield document
+            if not page["has_more"]:
+                return
+            after = {"after": page["last_id"]}
+
+    async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
+        """Yield the chunks of a document's searchable version, in their order, and end. Raises RefusedError with
+        `document_not_found`, with the first chunk, where the tenant has no such document."""
+        path = f"/v1/documents/{quote(document_id, safe='')}/chunks"
+        after: dict[str, str] = {}
+        while True:
+            page = await self._ask("GET", path, params={"limit": str(PAGE), **after})
+            for chunk in page["data"]:
+                yield chunk
+            if not page["has_more"]:
+                return
+            after = {"after": str(page["data"][-1]["index"])}
+
+    async def delete_document(self, document_id: str) -> None:
+        """Delete the document with this id: no search finds it when this returns. Raises RefusedError with
+        `document_not_found` where the tenant has none."""
+        await self._ask("DELETE", f"/v1/documents/{quote(document_id, safe='')}")
+
+    async def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of `/v1/search`, whose `data` is the list of hits, best first. `request`: the body, as
+        JSON."""
+        return await self._ask("POST", "/v1/search", json=request)
+
+    async def get_status(self) -> dict[str, Any]:
+        """Return the answer of `/v1/retrieval`: the state of retrieval. Needs a key with the scope `admin`."""
+        return await self._ask("GET", "/v1/retrieval")
+
+    async def start_reindex(self) -> dict[str, Any]:
+        """Start a reindex in the background, and return the state of retrieval as it began. Needs a key with the scope
+        `admin`."""
+        return await self._ask("POST", "/v1/retrieval/reindex")
+
+    async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        async with self._open(method, path, **options) as answer:
+            body = await answer.json(content_type=None, loads=_decode)
+        if not isinstance(body, dict):
+            raise CommandError(f"{self._url} is no gateway of Roundhouse: {path} is no JSON object", ExitCode.FAILED)
+        return body
+
+    @asynccontextmanager
+    async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, and yield the answer where it is good. Errors while the block reads it are CommandErrors,
+        too."""
+        try:
+            async with self._session.request(method, self._url + path, **options) as answer:
+                if answer.status >= 400:
+                    raise await _read_refusal(answer)
+                yield answer
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise CommandError(f"no gateway answers at {self._url}: {error}", ExitCode.NO_CONTROLLER) from None
+
+
+def _decode(text: str) -> Any:
+    return json.loads(text, object_hook=AnswerObject)
+
+
+async def _read_refusal(answer: aiohttp.ClientResponse) -> RefusedError:
+    body = json.loads(await answer.read() or b"null")
+    error = body.get("error") if isinstance(body, dict) else None
+    after = answer.headers.get("retry-after", "")
+    retry_after_s = float(after) if after.isdigit() else None
+    if not isinstance(error, dict):
+        return RefusedError(f"the answer has status {answer.status}", None, retry_after_s)
+    steps = " ".join(error.get("next_steps", ()))
+    return RefusedError(f"{error.get('message', '')} {steps}".strip(), error.get("code"), retry_after_s)
+
+
+ADDED_AT_ONCE: Final = 4
+"""Files that are sent at the same time."""
+POLL_S: Final = 0.3
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._:@+~=-]+")
+_LONGEST_ID: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FileToAdd:
+    """A file to send, and the id of the document that it becomes or replaces (see `document_id_of`)."""
+
+    path: Path
+    document_id: str
+
+
+def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
+    """Return the files that `paths` name, sorted by path, one per document id. A folder stands for all files below it,
+    but for files and folders whose names begin with a dot, and what is no file, a pipe for example; links to folders
+    are not followed, and a folder that cannot be read counts as empty.
+
+    Raises CommandError (USAGE) for a path that does not exist, and where two files would have the same document id.
+    """
+    found: dict[str, FileToAdd] = {}
+    for path in paths:
+        if not path.exists():
+            raise CommandError(f"there is no {path}", ExitCode.USAGE)
+        for file in _files_below(path):
+            added = FileToAdd(file, document_id_of(file))
+            other = found.setdefault(added.document_id, added)
+            if other.path.resolve() != file.resolve():
+                message = f"{other.path} and {file} would both be the document {added.document_id}: add one by one"
+                raise CommandError(message, ExitCode.USAGE)
+    return sorted(found.values(), key=lambda each: str(each.path))
+
+
+def document_id_of(path: Path) -> str:
+    """Return the id of a file's document: `path` as it was given, neither made absolute nor resolved, with `:` between
+    its parts. The same command line therefore replaces the documents that it added before.
+
+    The id lacks a leading `/` and the parts `.` and `..`. Each run of characters other than `A-Za-z0-9._:@+~=-` becomes
+    one `-`. Only the last 200 characters are kept, from the first letter or digit on. The id is `document` if nothing
+    is left. Two paths may have the same id.
+    """
+    parts = [part for part in path.parts if part not in ("/", ".", "..")]
+    return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip("._:@+~=-") or "document"
+
+
+async def add_files(
+    client: RagClient,
+    files: Iterable[FileToAdd],
+    metadata: Mapping[str, Any],
+    *,
+    waits: bool,
+    on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
+) -> None:
+    """Send files, up to 4 at a time. Each document gets the attributes `metadata`, and `path`, the file's
+    path, unless `metadata` has one.
+
+    `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
+    CommandError that says why the file failed (not readable, refused, or no gateway answers), after which the other
+    files go on. `waits`: a file is done when its document is searchable or has failed, which no timeout bounds; else
+    when the gateway has accepted it.
+    """
+    queue = list(files)
+    queue.reverse()
+
+    async def work() -> None:
+        while queue:
+            file = queue.pop()
+            on_result(file, await _add_one(client, file, metadata, waits=waits))
+
+    await asyncio.gather(*(work() for _ in range(ADDED_AT_ONCE)))
+
+
+async def _add_one(
+    client: RagClient, file: FileToAdd, metadata: Mapping[str, Any], *, waits: bool
+) -> dict[str, Any] | CommandError:
+    try:
+        document = await client.add_file(file.path, file.document_id, {"path": str(file.path), **metadata})
+        while waits and document["status"] not in ("ready", "failed"):
+            await asyncio.sleep(POLL_S)
+            document = await client.get_document(file.document_id)
+    except CommandError as error:
+        return error
+    except OSError as error:
+        return CommandError(error.strerror or str(error), ExitCode.FAILED)
+    if document["status"] == "failed":
+        return CommandError(document["error"]["message"], ExitCode.FAILED)
+    return document
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        files = (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+        # Whoever opens a pipe waits for its other end.
+        yield from (file for file in files if file.is_file())
+
+
+CLOCK_SLACK_S: Final = 2.0
+"""Seconds by which a file's time may be coarser than the clock, or of another one."""
+SETTLE_MS: Final = 500
+"""Milliseconds without a change after which a file counts as written."""
+
+
+class AddedFiles(NamedTuple):
+    """The files that were added before `follow_files` began to watch them, and when they were looked for."""
+
+    files: Sequence[FileToAdd]
+    began_at: float
+    """Unix time at which the files were looked for."""
+
+
+async def follow_files(
+    client: RagClient,
+    paths: Sequence[Path],
+    metadata: Mapping[str, Any],
+    added: AddedFiles,
+    on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
+) -> None:
+    """Add files below `paths` that change, and delete the documents of files that vanish, until cancelled. Prints to
+    stdout that it watches, and each deletion. A path that does not exist at the start is not watched.
+
+    `added`: what was added before; files that changed meanwhile are sent first. `metadata`: attributes of each document
+    that is sent, beside `path` (see `add_files`). `on_result`: called once per file, with the document or the error. A
+    file that fails is sent again when it changes; a deletion that fails is printed, and tried again after the next
+    change. A new file that would have the document id of another one is printed, and nothing is done until it is gone.
+    """
+    known = {file.document_id: file for file in added.files}
+    watched = [path for path in paths if path.exists()]
+    watch = awatch(*watched, debounce=SETTLE_MS, step=SETTLE_MS, yield_on_timeout=True, rust_timeout=SETTLE_MS)
+    print_line("watching; Ctrl-C ends")
+    is_first = True
+    async for changes in watch:
+        if not (changes or is_first):
+            continue
+        changed = {Path(name).resolve() for _, name in changes}
+        try:
+            present = {file.document_id: file for file in find_files([path for path in paths if path.exists()])}
+        except CommandError as error:
+            print_error(str(error))
+            continue
+        kept = {}
+        for document_id in known.keys() - present.keys():
+            try:
+                await client.delete_document(document_id)
+            except CommandError as error:
+                print_error(f"{document_id}: {error}")
+                kept[document_id] = known[document_id]
+            else:
+                print_line(f"deleted {document_id}")
+        updated = [
+            file
+            for file in present.values()
+            if file.path.resolve() in changed or (is_first and _changed_since(file.path, added.began_at))
+        ]
+        await add_files(client, updated, metadata, waits=True, on_result=on_result)
+        known, is_first = present | kept, False
+
+
+def _changed_since(path: Path, began_at: float) -> bool:
+    try:
+        return path.stat().st_mtime >= began_at - CLOCK_SLACK_S
+    except OSError:  # it has vanished, which the next look shows
+        return False
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+SEARCHES_AT_ONCE: Final = 4
+"""Searches that are asked at the same time."""
+WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "sparse": {"mode": "sparse"},
+    "dense": {"mode": "dense"},
+    "hybrid": {"mode": "hybrid"},
+    "reranked": {"rerank": True},
+}
+"""What each way of searching adds to the body of a search. `reranked` is the gateway's default mode, reranked."""
+
+
+class QuestionError(Exception):
+    """A line of a questions' file is no question. The message says why; `parse_questions` turns it into a CommandError
+    with the line's number."""
+
+
+def parse_questions(lines: Iterable[str], source: str) -> list[Question]:
+    """Return the questions in `lines`, each a JSON object such as `{"query": "...", "relevant": ["document id"]}`.
+
+    `relevant` lists the ids of the documents that answer the query, each with grade 1, or maps ids to grades from 0; at
+    least one grade must be above 0. Blank lines and other keys are ignored. `source`: name of the file, for messages.
+
+    Raises CommandError (USAGE), with `source` and the line's number counted from 1, for a line that is no question;
+    and, with `source`, if there is no question at all.
+    """
+    questions = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                questions.append(_parse_question(line))
+            except QuestionError as error:
+                raise CommandError(f"{source}, line {number}: {error}", ExitCode.USAGE) from None
+    if not questions:
+        raise CommandError(f"{source} holds no question", ExitCode.USAGE)
+    return questions
+
+
+async def find_unknown_documents(client: RagClient, questions: Sequence[Question]) -> list[str]:
+    """Return the ids, sorted, of relevant documents that the tenant does not have, so that no search can find them.
+    Reads the whole list of the tenant's documents. Raises RefusedError where the gateway refuses, and CommandError
+    where it does not answer, or not as a gateway does."""
+    wanted = {document for question in questions for document, grade in question.grades.items() if grade > 0}
+    async for document in client.list_documents():
+        wanted.discard(document["id"])
+    return sorted(wanted)
+
+
+async def evaluate_ways(
+    client: RagClient, questions: Sequence[Question], *, top_k: int, on_answer: Callable[[str, int], None]
+) -> list[WayResult]:
+    """Search every question in every way of WAYS (`sparse`, `dense`, `hybrid`, `reranked`), and return one result for
+    each way, in that order.
+
+    `questions`: at least one. A document's rank is that of its best hit among `top_k`. If the gateway refuses the first
+    search of a way, no further search is made in that way; its result has the gateway's reason and no scores.
+    `on_answer`: called after each answer that is scored, with the way's name and the number of its answers so far.
+
+    Raises CommandError for a search that fails later, and where no gateway answers.
+    """
+    results = []
+    for name, options in WAYS.items():
+        body = {"top_k": top_k, **options}
+        try:
+            await client.search({**body, "query": questions[0].query})
+        except CommandError as error:
+            if error.code is not ExitCode.FAILED:
+                raise
+            results.append(WayResult(name, None, str(error), (), is_complete=True))
+            continue
+        results.append(await _evaluate_way(client, name, body, questions, on_answer))
+    return results
+
+
+def rank_documents(hits: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the ids of the documents of `hits`, which are ordered best first: each id once, at the place of its first
+    hit."""
+    return list(dict.fromkeys(hit["document_id"] for hit in hits))
+
+
+async def _evaluate_way(
+    client: RagClient,
+    name: str,
+    body: Mapping[str, Any],
+    questions: Sequence[Question],
+    on_answer: Callable[[str, int], None],
+) -> WayResult:
+    scores: list[RankingScores] = []
+    is_complete = True
+
+    async def search(question: Question) -> Mapping[str, Any]:
+        return await client.search({**body, "query": question.query})
+
+    async for question, answer in _ask_in_order(questions, search):
+        is_complete &= answer["complete"]
+        scores.append(score_ranking(rank_documents(answer["data"]), question.grades))
+        on_answer(name, len(scores))
+    return WayResult(name, average_scores(scores), None, scores, is_complete)
+
+
+async def _ask_in_order(
+    items: Sequence[Item], ask: Callable[[Item], Awaitable[Answer]]
+) -> AsyncIterator[tuple[Item, Answer]]:
+    """Yield each item with what `ask` returned for it, SEARCHES_AT_ONCE at a time. Raises what `ask` raises."""
+    for start in range(0, len(items), SEARCHES_AT_ONCE):
+        batch = items[start : start + SEARCHES_AT_ONCE]
+        for item, answer in zip(batch, await asyncio.gather(*map(ask, batch)), strict=True):
+            yield item, answer
+
+
+def _parse_question(line: str) -> Question:
+    try:
+        parsed = json.loads(line)
+    except ValueError as error:
+        raise QuestionError(f"this is no JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise QuestionError('a question is an object, such as {"query": "...", "relevant": ["document id"]}')
+    query, relevant = parsed.get("query"), parsed.get("relevant")
+    if not isinstance(query, str) or not query.strip():
+        raise QuestionError("`query` must be a text")
+    if isinstance(relevant, list):
+        relevant = dict.fromkeys(map(_checked_id, relevant), 1.0)
+    if not isinstance(relevant, dict):
+        raise QuestionError('`relevant` must be a list of document ids, or grades by id: {"id": 2, "other": 1}')
+    grades = {_checked_id(document): _checked_grade(document, grade) for document, grade in relevant.items()}
+    if not any(grades.values()):
+        raise QuestionError("`relevant` must name a document with a grade above 0")
+    return Question(query, grades)
+
+
+def _checked_id(document: object) -> str:
+    if not isinstance(document, str) or not document:
+        raise QuestionError(f"`relevant` holds {json.dumps(document)}, which is no document id")
+    return document
+
+
+def _checked_grade(document: str, grade: object) -> float:
+    if isinstance(grade, bool) or not isinstance(grade, int | float) or not math.isfinite(grade) or grade < 0:
+        raise QuestionError(f"the grade of {document} must be a number from 0")
+    return float(grade)

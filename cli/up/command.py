@@ -1,0 +1,422 @@
+"""`roundhouse up`, `roundhouse down` and `roundhouse service`: everything on this host is started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from cli.options import ControllerUrl, Desired, Json, Models, Runtime, State, read_settings
+from cli.output import CommandError, ExitCode, print_error, print_json, print_line
+from common.listening import ListenError, bind_listeners
+
+if TYPE_CHECKING:
+    from cli.admin_client import AdminClient
+    from cli.up.service import Change
+    from cli.up.supervisor import ProcessRecord
+    from controller.settings import ControllerSettings
+
+
+Host: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Address or name that the gateway listens on; several are separated by commas.",
+    ),
+]
+
+
+def check_port_free(hosts: Sequence[str], port: int) -> int:
+    """Bind and listen for a moment at every host, and return the port; where `port` is 0, one that was free at every
+    host.
+
+    Afterwards nothing is bound, so another program may take the port. Raises CommandError with ExitCode.ADDRESS_TAKEN
+    where an address cannot be listened on, with ExitCode.USAGE where a host name has no address.
+    """
+    with ExitStack() as stack:
+        try:
+            # Bind as the gateway does, so that closing connections of an earlier run do not count.
+            listeners = [stack.enter_context(listener) for listener in bind_listeners(hosts, port)]
+        except ListenError as error:
+            if error.is_unresolved:
+                message, code = f"cannot listen on {error.host}: {error}; --host names the address", ExitCode.USAGE
+            else:
+                message, code = _describe_taken(f"{error.host}:{port}", str(error)), ExitCode.ADDRESS_TAKEN
+            raise CommandError(message, code) from None
+        for listener in listeners:
+            try:
+                # With address reuse, two sockets may be bound to one address, but only one may listen.
+                listener.listen(1)
+            except OSError as error:
+                ip, bound_port = listener.getsockname()[:2]
+                message = _describe_taken(f"{ip}:{bound_port}", os.strerror(error.errno or 0))
+                raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None
+        return int(listeners[0].getsockname()[1])
+
+
+def _describe_taken(address: str, reason: str) -> str:
+    return f"cannot listen on {address}: {reason}; choose another with --host or --port"
+
+
+def up(
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+    host: Host = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on; 0: any free port."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Serve the models, in the foreground.
+
+    Starts the controller, the gateway and, where their packages are installed, retrieval and transfers, and keeps them
+    running. When the first model is ready, prints a request to try. Ctrl-C ends them and every engine; a second Ctrl-C
+    does not wait for running requests. Exit code 0: ended by Ctrl-C or a signal, and nothing is left running. 1:
+    engines may still run, or the runtime does not answer. 4: the state folder is in use. 5: the address is taken. Every
+    option is also a setting (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
+    """
+    options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
+    settings = read_settings(**options)
+    check_folder(settings.desired)
+
+    from cli.up.run import (  # aiohttp and the runtimes
+        UpRun,
+        drop_programs_without_packages,
+        lock_and_check,
+        program_specs,
+    )
+    from cli.up.supervisor import Announcer
+
+    lock = lock_and_check(settings.state)
+    try:
+        settings = settings.model_copy(update={"port": check_port_free(settings.hosts, settings.port)})
+        announcer = Announcer(as_json)
+        settings = drop_programs_without_packages(settings, announcer)
+        run = UpRun(settings, program_specs(settings, os.environ), announcer)
+        return asyncio.run(run.run())
+    finally:
+        os.close(lock)
+
+
+def check_folder(desired: Path) -> None:
+    """Raise CommandError (ExitCode.USAGE) unless the folder of the desired-state files exists: its path may be
+    mistyped."""
+    if not desired.is_dir():
+        hint = "--desired or ROUNDHOUSE_DESIRED names the folder of the desired-state files"
+        raise CommandError(f"there is no folder {desired}; {hint}", ExitCode.USAGE)
+
+
+POLL_S = 0.1
+"""Seconds between two checks whether a process has ended."""
+
+
+def down(
+    controller: ControllerUrl = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            max=3600,
+            metavar="SECONDS",
+            help="Time that `up`, and then each program that is left, has to end before it is killed; default: "
+            "derived from the settings (docs/cli.md).",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Stop everything, engines included.
+
+    Ends `up`, controller, gateway, retrieval, transfers and every engine of this installation, also those that a crash
+    or `docker compose down` left behind. A program that does not end in time is killed, and everything that it would
+    have ended is ended afterwards. Exit code 0: nothing is left running, also when nothing ran. 1: something could not
+    be ended. 4: another controller keeps the state folder locked.
+    """
+    settings = read_settings(state=state, models=models, runtime=runtime)
+    stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url, timeout).run())
+    if as_json:
+        killed_programs = [name for name, killed_after_s in stopped_programs.items() if killed_after_s is not None]
+        print_json({"stopped": list(stopped_programs), "killed": killed_programs})
+    elif stopped_programs:
+        for name, killed_after_s in stopped_programs.items():
+            print_line(stop_words(name, killed_after_s))
+    else:
+        print_line("nothing was running")
+    return ExitCode.DONE
+
+
+def stop_words(name: str, killed_after_s: float | None) -> str:
+    """Return a line that says how the program `name` ended. `killed_after_s` is the seconds until it was killed; None
+    means that it ended when it was asked to."""
+    if killed_after_s is None:
+        return f"stopped {name}"
+    return f"killed {name}, which did not end within {killed_after_s:g} s"
+
+
+class _DownRun:
+    """One run of `down`. Every step does nothing when there is nothing to do."""
+
+    def __init__(self, settings: ControllerSettings, url: str, timeout_s: float | None) -> None:
+        """`timeout_s` is the time that each program gets to end; None takes it from the settings."""
+        from cli.up import supervisor
+
+        self._settings = settings
+        self._url = url
+        self._up_s = supervisor.up_stop_timeout_s() if timeout_s is None else timeout_s
+        self._gateway_s = supervisor.gateway_stop_timeout_s() if timeout_s is None else timeout_s
+        self._side_program_s = supervisor.MARGIN_S if timeout_s is None else timeout_s
+        self._controller_s = supervisor.controller_stop_timeout_s(settings) if timeout_s is None else timeout_s
+        self._stopped_programs: dict[str, float | None] = {}
+
+    async def run(self) -> Mapping[str, float | None]:
+        """End everything. Returns what was stopped, in words, each with the seconds until it was killed (None: it ended
+        by itself).
+
+        Raises CommandError where something cannot be ended.
+        """
+        from cli.up import supervisor
+        from cli.up.run import PROGRAMS_IN_END_ORDER, SIDE_PROGRAMS, stop_orphans
+        from cli.up.supervisor import find_children, find_up, remove_record
+
+        settings = self._settings
+        if (up := find_up(settings.state)) is not None:
+            # It stops its children in the right order, and their engines.
+            children = {
+                _process_words(name, child): child
+                for name in PROGRAMS_IN_END_ORDER
+                for child in find_children(settings.state, name)
+            }
+            order = ", ".join([*children, "the engines"])
+            await self._end(
+                "roundhouse up", up, self._up_s, f"lets running requests finish, then ends {order}", children
+            )
+        for gateway in find_children(settings.state, "gateway"):
+            # Before the engines: its running requests need them.
+            await self._end("gateway", gateway, self._gateway_s, "lets running requests finish")
+        for program in SIDE_PROGRAMS:
+            for child in find_children(settings.state, program.name):
+                await self._end(program.name, child, self._side_program_s, "ends")
+        await self._end_controllers(find_children(settings.state, "controller"))
+        lock_wait_s = supervisor.controller_stop_timeout_s(settings)
+        engines = await stop_orphans(settings, grace_s=settings.stop_timeout_s, lock_wait_s=lock_wait_s)
+        self._stopped_programs |= {f"engine {name}": None for name in engines}
+        remove_record(settings.state)
+        return self._stopped_programs
+
+    async def _end_controllers(self, controllers: Sequence[ProcessRecord]) -> None:
+        """End the controller that answers, and `controllers`, which an `up` started. Usually they are the same.
+
+        Raises CommandError.
+        """
+        from cli.admin_client import AdminClient, NoControllerError
+
+        waited_for = ", ".join(_process_words("controller", each) for each in controllers)
+        waited_for = waited_for or f"the controller at {self._url}"
+        is_asked = is_silent = False
+        async with AdminClient(self._url) as client:
+            with suppress(NoControllerError):
+                await client.shut_down(stop_engines=True)
+                is_asked = True
+                print_error(
+                    f"waiting for {waited_for}: it stops the engines; {self._controller_s:g} s at most (--timeout)"
+                )
+                is_silent = await self._wait_until_silent(client)
+        if is_asked and not controllers:
+            if not is_silent:
+                waited = f"was asked to end and still runs after {self._controller_s:g} s"
+                raise CommandError(f"{waited_for} {waited}; no `up` here started it, so it is not killed")
+            self._stopped_programs["controller and its engines"] = None
+        for controller in controllers:
+            if is_asked and not is_silent:
+                await self._kill(_process_words("controller", controller), controller, self._controller_s)
+            else:
+                await self._end("controller", controller, self._controller_s, "ends", is_told=is_asked)
+
+    async def _wait_until_silent(self, client: AdminClient) -> bool:
+        """Wait until the controller stops answering. Returns whether it did in time. It may still run: its lock tells
+        when it has ended."""
+        from cli.admin_client import NoControllerError
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._controller_s
+        while loop.time() < deadline:
+            try:
+                await client.get_status()
+            except NoControllerError:
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def _end(
+        self,
+        name: str,
+        record: ProcessRecord,
+        within_s: float,
+        work: str,
+        children: Mapping[str, ProcessRecord] | None = None,
+        *,
+        is_told: bool = False,
+    ) -> None:
+        """End a process: SIGTERM unless `is_told`, then SIGKILL after `within_s` seconds. Raises CommandError.
+
+        `work` says what the process does meanwhile. A line is printed for each of `children` that ends meanwhile.
+        """
+        process_words = _process_words(name, record)
+        if not is_told:
+            if not record.is_alive():
+                return
+            print_error(f"waiting for {process_words}: it {work}; it is killed after {within_s:g} s (--timeout)")
+            _send_signal(process_words, record, signal.SIGTERM)
+        from cli.up.supervisor import wait_until_gone
+
+        if await wait_until_gone(record, within_s, children or {}):
+            self._stopped_programs[process_words] = None
+        else:
+            await self._kill(process_words, record, within_s)
+
+    async def _kill(self, process_words: str, record: ProcessRecord, waited_s: float) -> None:
+        if not record.is_alive():
+            return
+        print_error(f"{process_words} did not end within {waited_s:g} s: it is killed, and what it leaves is ended")
+        _send_signal(process_words, record, signal.SIGKILL)
+        from cli.up.supervisor import KILLED_S, wait_until_gone
+
+        if not await wait_until_gone(record, KILLED_S):
+            raise CommandError(
+                f"{process_words} was killed and is still there: the system holds it, most likely for a device or a "
+                "file system that does not answer"
+            )
+        self._stopped_programs[process_words] = waited_s
+
+
+def _process_words(name: str, record: ProcessRecord) -> str:
+    return f"{name} (process {record.pid})"
+
+
+def _send_signal(process_words: str, record: ProcessRecord, number: signal.Signals) -> None:
+    """Send a signal. Raises CommandError where the process belongs to another user."""
+    from controller.runtimes.process.groups import send_signal
+
+    try:
+        send_signal(record.process, number)
+    except PermissionError:
+        raise CommandError(f"{process_words} is another user's: run `roundhouse down` as that user") from None
+
+
+service = typer.Typer(name="service", help="Run Roundhouse as a systemd service, with engines as processes.")
+
+System = Annotated[
+    bool,
+    typer.Option(
+        "--system", help="Install or remove a service of the machine instead of a service of this user. Needs root."
+    ),
+]
+Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="Name of the unit, for a second installation on one machine.")
+]
+
+
+@service.callback()
+def _group() -> None:
+    """Run Roundhouse as a systemd service, with engines as processes."""
+
+
+@service.command()
+def install(
+    system: System = False,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="NAME", help="User that the service runs as, with --system. Must not be root."),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Also enable and start the service, or restart it if its unit changed.")
+    ] = False,
+    name: Name = "roundhouse",
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    host: Host = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Write a systemd unit that serves the models, with engines as processes.
+
+    Without --now nothing is started, and the output says what to type next. Folders, address and PATH are taken from
+    this command line; other settings go into the environment file that the output names. The state folder is made if it
+    is missing. An existing unit is replaced if it differs; one of another program or another state folder is refused.
+    Exit code 1: it cannot be installed, or `systemctl` fails. 64: an option is wrong.
+    """
+    from cli.up.service import install_service
+
+    options = {"desired": desired, "state": state, "models": models, "host": host, "port": port}
+    return _tell(install_service(name, is_system=system, user=user, is_started=now, options=options), as_json)
+
+
+@service.command()
+def remove(
+    system: System = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Stop a running service first. Its engines run on until `roundhouse down`.")
+    ] = False,
+    name: Name = "roundhouse",
+    as_json: Json = False,
+) -> int:
+    """Remove the systemd unit; a missing one is no error. Models, state and desired state stay, and engines run on.
+    Refuses, with exit code 1, while the service runs, unless --now, and for a unit that `roundhouse service install`
+    did not write."""
+    from cli.up.service import remove_service
+
+    return _tell(remove_service(name, is_system=system, is_stopped=now), as_json)
+
+
+@service.command()
+def run(desired: Desired = None, state: State = None, models: Models = None) -> int:
+    """Serve the models until a signal to end. Engines keep running afterwards.
+
+    The systemd unit starts this command; any other supervisor may, too. `roundhouse down` ends it and every engine.
+    Exit code 0: ended by a signal. 4: another `up` or controller uses the state folder. 5: the address is taken.
+    """
+    from cli.up.run import drop_programs_without_packages, program_specs
+    from cli.up.service import ServiceRun
+    from cli.up.supervisor import Announcer, lock_state
+
+    settings = read_settings(desired=desired, state=state, models=models, runtime="process")
+    check_folder(settings.desired)
+    lock = lock_state(settings.state)
+    try:
+        announcer = Announcer(False)
+        settings = drop_programs_without_packages(settings, announcer)
+        return asyncio.run(ServiceRun(settings, program_specs(settings, os.environ), announcer).run())
+    finally:
+        os.close(lock)
+
+
+def _tell(change: Change, as_json: bool) -> int:
+    if as_json:
+        value: dict[str, Any] = {"unit": str(change.path), "done": change.done, "next": change.next_lines}
+        print_json(value | {"notes": change.notes})
+        return ExitCode.DONE
+    for line in change.done:
+        print_line(line)
+    for note in change.notes:
+        print_error(note)
+    for line in change.next_lines:
+        print_line(f"next: {line}")
+    return ExitCode.DONE

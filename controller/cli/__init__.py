@@ -1,3 +1,0 @@
-"""The command line: one module per command of `roundhouse COMMAND`, which imports heavy libraries only when it runs.
-`admin_client` connects to the controller, or to a gateway in its place; `output` prints for people or as JSON.
-"""

@@ -1,3 +1,0 @@
-"""`roundhouse doctor`: finds what keeps this host from serving models. `fact_reader` reads the facts, `host_checks` and
-`install_checks` judge them.
-"""

@@ -1,1 +1,0 @@
-"""`roundhouse pull`: download a model, watch it, and declare it."""

@@ -1,0 +1,523 @@
+"""The controller's loop: observe, plan, apply, publish. Level-triggered.
+
+Events (changed files, runtime events, gateway reports) only wake the loop; each round reads and plans the whole state
+again. Correctness rests on the resync timer; events only make the loop faster. An observation that failed yields no
+plan, and nothing is published before the first complete one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from watchfiles import awatch
+
+from contract.status import ModelState
+from controller.desired.source import DesiredStateSource
+from controller.engines import REPLICA_ENGINES
+from controller.executor import Executor, OperationState
+from controller.memory_estimator import Requirements
+from controller.model_status import Round, assess_models, is_starting
+from controller.observe.gateway_hub import GatewayHub, RemoteDraining, RemoteHealth
+from controller.observe.health import RuntimeSilence, extend_silence
+from controller.observe.prober import LoadProgress, Prober, ProbeTarget
+from controller.planning.actions import Plan, Start
+from controller.planning.draining import (
+    ARRIVAL_S,
+    DrainState,
+    count_inflight,
+    counts_unknown_since,
+    gateways_may_reconnect,
+    idle_proof_due_at,
+    is_drained,
+    proves_idle,
+)
+from controller.planning.model_traffic import idle_span_by_model, traffic_by_model
+from controller.planning.plan import plan
+from controller.redaction import Redact, mask_text, redact_nothing
+from controller.routing_table import build_permissions, build_routes, find_addresses, read_addresses
+from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailableError, SeenReplica
+from controller.state import (
+    AttemptNumbers,
+    DesiredModel,
+    DesiredState,
+    Draining,
+    Exit,
+    Gpu,
+    HeldMemory,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    raise_claims,
+)
+from controller.state_machine import publishable_statuses
+
+log = logging.getLogger(__name__)
+
+
+DEBOUNCE_MS = 50
+"""Milliseconds for which changes of files are collected into one event."""
+WATCH_RETRY_S = 1.0
+"""Seconds until watching is tried again after it failed or ended."""
+
+
+async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
+    """Read the desired files, then call `wake`, whenever something directly in the folder changes. Returns once `stop`
+    is set. A folder that cannot be watched, for example because it is missing, raises nothing: the watch is tried
+    again every second. The first of several failures for the same reason is logged."""
+    last_problem = ""
+    while not stop.is_set():
+        try:
+            async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
+                last_problem = ""
+                await files.read_files()
+                wake()
+        except (OSError, RuntimeError) as error:
+            if str(error) != last_problem:
+                last_problem = str(error)
+                log.warning("the folder %s cannot be watched and is read from time to time: %s", folder, error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_RETRY_S):
+                    await stop.wait()
+
+
+async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
+    """Call `wake` whenever the runtime reports that an engine may have changed, until cancelled. If the runtime is
+    unavailable or its watch ends, watch again after 1 s."""
+    while True:
+        try:
+            async for _ in runtime.watch_events():
+                wake()
+        except RuntimeUnavailableError as error:
+            log.warning("no events: %s", error)
+        await asyncio.sleep(WATCH_RETRY_S)
+
+
+SHORTEST_ROUND_S = 0.01
+"""Seconds between two rounds at least."""
+RETRY_S = 1.0
+"""Seconds between a round that failed or had no complete observation and the next one, at most."""
+
+
+class DesiredSource(Protocol):
+    """Where the reconciler gets the desired state, and where it stores what the next controller must know. Nothing is
+    raised for files that cannot be read or are invalid: the last good state stays in force. Nor for a state folder that
+    cannot be written."""
+
+    def desired_state(self) -> DesiredState | None:
+        """Return the desired state now in force, from the files that were read last; None: no valid files were ever
+        read."""
+
+    async def refresh_files(self, now: float) -> None:
+        """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing. The
+        source decides how long."""
+
+    def wake_at(self) -> float | None:
+        """Return the Unix time at which `refresh_files` must be called to confirm an edit; None: nothing is to be
+        confirmed."""
+
+    def evict_models(self, models: Mapping[str, str]) -> None:
+        """Drop the demand for these models until the next request for each, so that they are not wanted any more.
+        Nothing is stopped by this. `models` maps names to the reason."""
+
+    def request_reload(self, models: Sequence[str]) -> None:
+        """Record a request for each of these models now, and end their evictions, so that they are wanted again."""
+
+    def remember_attempts(self, attempts: AttemptNumbers) -> None:
+        """Store the highest attempt number of each replica, for every later controller."""
+
+    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+        """Store the models that were loaded since they were last wanted, and by replica name the Unix time since when
+        the replica is ready. Both replace what was stored before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundSources:
+    """What a round reads, and the memory of what is under way."""
+
+    desired: DesiredSource
+    runtime: Runtime
+    memory: OperationState
+    prober: Prober
+    remotes: RemoteHealth
+    clock: Callable[[], float]
+    """Returns Unix time in seconds."""
+    ready_before: Mapping[str, float] = field(default_factory=dict)
+    """Replica name to Unix time since which an earlier controller saw the replica ready."""
+    redact: Redact = redact_nothing
+    progress: LoadProgress | None = None
+    """None: no load fraction is known."""
+    host_mib: int | None = None
+    """Main memory, in MiB, that all engines may take together. None: no limit."""
+    requirements: Requirements | None = None
+    """None: only declared memory counts."""
+    get_gpu_use: Callable[[], Mapping[str, Mapping[str, int]]] = dict
+    """Returns what ready replicas hold of their GPUs, as in `ObservedState.gpu_use`."""
+    get_longest_tokens: Callable[[Iterable[DesiredModel]], Mapping[str, int]] = lambda _: {}
+    """Returns the `longest_tokens` of `build_routes`."""
+    get_held_memory: Callable[[str], HeldMemory | None] = lambda _: None
+    """Returns the most memory that a replica was seen to hold, by the replica's name."""
+    get_download_fractions: Callable[[], Mapping[str, float]] = dict
+    """Returns how far downloads are, as in `ObservedState.download_fractions`."""
+
+
+class Reconciler:
+    """The controller's loop: runs rounds when woken, when the plan asks for one, and every `resync_s` seconds at least.
+    A controller has one, on its event loop. Rounds must not overlap: call `run`, or `run_round` alone, as tests do."""
+
+    def __init__(
+        self,
+        sources: RoundSources,
+        operations: Executor,
+        hub: GatewayHub,
+        *,
+        wake: asyncio.Event,
+        resync_s: float,
+        on_round: Callable[[Round | None, Round | None], None] = lambda *_: None,
+        on_duration: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Connect the parts; `run` starts the loop. Setting `wake` starts the next round soon; the loop clears it.
+        `resync_s`: seconds between two rounds at most. `on_round` is called after each round with the last complete
+        round before it (None: there was none) and with this one (None: it was not complete). `on_duration` is called by
+        `run` after each round, complete or not, with its duration in seconds."""
+        self.sources = sources
+        self._on_round = on_round
+        self._on_duration = on_duration
+        self._round_finished = asyncio.Event()
+        self._operations = operations
+        self._hub = hub
+        self._wake = wake
+        self._resync_s = resync_s
+        self._ready_since = dict(sources.ready_before)
+        self._clock, self._memory = sources.clock, sources.memory
+        self._desired, self._prober, self._remotes = sources.desired, sources.prober, sources.remotes
+        self._up_since = sources.clock()
+        self._remote_drains = RemoteDraining()
+        self._gpus: tuple[Gpu, ...] | None = ()
+        self._unified_gpus: frozenset[str] = frozenset()
+        """Uuids of the GPUs that were ever seen to use main memory instead of memory of their own."""
+        self._idle_proof_due_at: float | None = None
+        """When the next probe of an idle engine can prove that it holds no request of a lost gateway. None: no engine
+        is waiting for that."""
+        self.round: Round | None = None
+        """The last complete round; None before the first."""
+        self.error: str | None = None
+        """Why the last round was not complete; None: it was."""
+        self.silence: RuntimeSilence | None = None
+        """How long the runtime has not answered; None: it answers."""
+
+    async def run(self) -> None:
+        """Run rounds until cancelled. Errors of a round are not raised: they are logged and in `error`, and the next
+        round begins after 1 s (`RETRY_S`) at most. Actions under way go on after the end."""
+        while True:
+            self._wake.clear()
+            began_at = self._clock()
+            try:
+                await self.run_round()
+            except Exception as error:
+                # A bug that one model triggers must not end the controller of all others: report it and go on.
+                log.exception("this round failed")
+                self.error = mask_text(f"internal error: {error!r}")
+            if self.error is not None:
+                self._on_round(self.round, None)
+            self._on_duration(max(0.0, self._clock() - began_at))
+            pause_s = self._pause_s()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                log.debug("resync after %.1f s", pause_s)
+            await asyncio.sleep(SHORTEST_ROUND_S)
+
+    async def run_round(self) -> Round | None:
+        """Observe, plan, start the plan's actions, publish the result, and return the round. None means that the
+        runtime did not answer, or that no valid files were ever read. No engine was changed then, at most API keys,
+        tools and MCP servers were published, and `error` says why. Other exceptions are raised; `run` catches them.
+        While the controller is paused, the round is planned and published, but no action is started."""
+        try:
+            desired, observed = await self._observe()
+        except RuntimeUnavailableError as error:
+            if self.error is None:
+                log.warning("nothing is changed while the runtime does not answer: %s", error)
+            self.error = mask_text(str(error))
+            self.silence = extend_silence(self.silence, is_gone=isinstance(error, RuntimeGoneError), now=self._clock())
+            self._publish_permissions()
+            return None
+        self.silence = None
+        if desired is None:
+            self.error = "the desired state was never valid; nothing is started or stopped"
+            return None
+        self.error = None
+        round_plan = plan(desired, observed, observed.at)
+        desired = round_plan.apply_evictions(desired)
+        starts = () if desired.paused else (each for each in round_plan.actions if isinstance(each, Start))
+        self._memory.note_attempts(start.id for start in starts)
+        # Stored before any engine starts: if the controller dies meanwhile, the next one must not reuse the name.
+        self._desired.remember_attempts(self._memory.attempts)
+        if not desired.paused:
+            replicas = {replica.name: replica for replica in observed.replicas}
+            for action in round_plan.actions:
+                self._operations.issue_action(action, desired, replicas)
+            self._operations.cancel_unused_downloads(desired)
+            self._desired.request_reload(round_plan.reload_requested)
+            self._desired.evict_models(round_plan.evicted)
+        self._publish_round(desired, observed, round_plan)
+        return self.round
+
+    def _publish_permissions(self) -> None:
+        """Publish keys, tools and MCP servers alone: what is revoked must end even while engines cannot be observed."""
+        desired = self._desired.desired_state()
+        if desired is not None:
+            self._hub.replace_permissions(*build_permissions(desired, read_addresses(self._hub.table)))
+
+    def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
+        """Assess the models after the plan's actions were issued, and publish their statuses and routes."""
+        self._remote_drains.follow_desired(self.round.desired if self.round is not None else None, desired, observed.at)
+        issued_state = self._with_issued(observed)
+        true_statuses = assess_models(desired, issued_state, round_plan)
+        self._memory.loaded_once |= {status.name for status in true_statuses if status.state is ModelState.LOADED}
+        statuses = publishable_statuses(self._published_states(), true_statuses)
+        if statuses != true_statuses:
+            self._wake.set()
+        previous_round, self.round = self.round, Round(desired, issued_state, round_plan, statuses)
+        stamp = self._hub.publish_table(
+            build_routes(
+                desired,
+                issued_state,
+                statuses,
+                self._endpoint_token,
+                self._remotes.list_probes(),
+                self.sources.get_longest_tokens(desired.models.values()),
+            ),
+            *build_permissions(desired, find_addresses(issued_state, statuses, self._endpoint_token)),
+        )
+        self._remote_drains.note_published(stamp)
+        for name, drain in self._memory.drains.items():
+            if drain.unrouted_stamp is None:
+                self._memory.drains[name] = DrainState(drain.since, stamp)
+                # If a gateway is lost, the engine's own idle figure decides, and perhaps no report wakes this loop.
+                self._prober.probe_now(name, then_wake=True)
+        self._ready_since = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
+        self._desired.remember_loaded(frozenset(self._memory.loaded_once), self._ready_since)
+        self._round_finished.set()
+        self._round_finished = asyncio.Event()
+        self._on_round(previous_round, self.round)
+
+    def _published_states(self) -> dict[str, ModelState]:
+        return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
+
+    def preview_round(self, desired: DesiredState, now: float) -> Round | None:
+        """Return the round that `desired` would yield with the last observation at `now`, Unix time. Changes nothing,
+        observes nothing. Models that its plan would evict are evicted in the result, unless `desired` is paused. None
+        means that no round was complete yet."""
+        if self.round is None:
+            return None
+        observed = self._with_issued(self.round.observed)
+        round_plan = plan(desired, observed, now)
+        desired = round_plan.apply_evictions(desired)
+        return Round(
+            desired,
+            observed,
+            round_plan,
+            publishable_statuses(self._published_states(), assess_models(desired, observed, round_plan)),
+        )
+
+    async def wait_for_round(self) -> None:
+        """Wait until a complete round ends; a round that is under way at the call counts, though it may have observed
+        before it. Has no time limit: no round is complete while the runtime does not answer."""
+        await self._round_finished.wait()
+
+    def _with_issued(self, observed: ObservedState) -> ObservedState:
+        """Return the observation with this round's drains and operations added, so that leaving replicas lose their
+        routes at once.
+        """
+        replicas = []
+        for replica in observed.replicas:
+            drain = self._memory.drains.get(replica.name)
+            is_leaving = drain is not None or self._memory.is_stopping(replica.name)
+            draining = Draining(drain.since if drain else observed.at, None) if is_leaving else None
+            replicas.append(replace(replica, draining=draining))
+        return replace(
+            self._memory.with_operations(observed),
+            replicas=tuple(replicas),
+            remotes=self._remotes.list_errors(),
+            remote_retry_at=self._remotes.list_retries(),
+            draining_remotes=self._remote_drains.models,
+        )
+
+    # Observing.
+
+    async def _observe(self) -> tuple[DesiredState | None, ObservedState]:
+        began_at = self._clock()
+        await self._desired.refresh_files(began_at)
+        seen_replicas = await self.sources.runtime.list_replicas()
+        self._gpus = await self.sources.runtime.read_gpus()
+        self._unified_gpus |= {gpu.uuid for gpu in self._gpus or () if gpu.is_unified}
+        unread_gpus = self.sources.runtime.list_unread_gpus()
+        self._memory.note_attempts(replica.id for replica in seen_replicas)
+        self._memory.forget_finished(began_at)
+        self._hub.forget_lost()
+        desired = self._desired.desired_state()
+        self._track(desired, seen_replicas)
+        if self.round is None:
+            await self._prober.wait_for_first_round()
+            await self._remotes.wait_for_first_round(self._memory.loaded_once)
+        models = desired.models.values() if desired is not None else ()
+        requirements = (
+            await self.sources.requirements.requirements_of(models, self._gpus)
+            if self.sources.requirements is not None
+            else {}
+        )
+        now = self._clock()
+        replicas = tuple(self._observe_replica(replica, now) for replica in seen_replicas)
+        self._memory.note_released_gpus(self.round.observed.replicas if self.round is not None else (), replicas, now)
+        if desired is not None:
+            self._memory.prune_state(desired, replicas, now)
+            self._remote_drains.forget_empty(self._hub.views, now)
+        views = self._hub.views
+        self._idle_proof_due_at = self._seek_idle_proofs(replicas, now)
+        observed = ObservedState(
+            at=now,
+            replicas=replicas,
+            gpus=self._gpus,
+            unread_gpus=unread_gpus,
+            unified_gpus=self._unified_gpus,
+            host_mib=self.sources.host_mib,
+            requirements=requirements,
+            gpu_use=self.sources.get_gpu_use(),
+            traffic=traffic_by_model(
+                (model.name for model in models),
+                views,
+                now,
+                last_used=self._hub.last_used,
+                up_since=self._up_since,
+                unsure=any(self._is_unsure(replica, now) for replica in replicas),
+                idle_spans=idle_span_by_model(replicas),
+            ),
+            remotes=self._remotes.list_errors(),
+            remote_retry_at=self._remotes.list_retries(),
+            progress=self._load_fractions(desired, replicas),
+            download_fractions=self.sources.get_download_fractions(),
+            draining_remotes=self._remote_drains.models,
+            inflight={
+                each.name: None if self._is_unsure(each, now) else count_inflight(each.name, views, now, each.idle_span)
+                for each in replicas
+            },
+        )
+        return desired, self._memory.with_operations(observed)
+
+    def _track(self, desired: DesiredState | None, seen_replicas: list[SeenReplica]) -> None:
+        models = desired.models if desired is not None else {}
+        targets: dict[str, ProbeTarget] = {}
+        kept_names: set[str] = set()
+        for replica in seen_replicas:
+            model = models.get(replica.id.model)
+            if replica.phase is not Phase.RUNNING or replica.base_url is None:
+                continue
+            if model is None or not model.runs or replica.id.spec_hash != model.spec_hash:
+                # The replica's own definition is no longer declared, so its probes go on as they were: whether it
+                # serves and is idle still matters.
+                kept_names.add(replica.name)
+            if model is not None and model.runs:
+                probe = REPLICA_ENGINES[model.backend].describe_probe(model.definition)
+                token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
+                targets[replica.name] = ProbeTarget(replica.base_url, probe, token, ready_since)
+        self._prober.track_targets(targets, kept_names)
+        self._remotes.track_models([model for model in models.values() if not model.runs and model.replicas])
+
+    def _observe_replica(self, replica: SeenReplica, now: float) -> ObservedReplica:
+        probed_health = self._prober.get_health(replica.name)
+        drain = self._memory.drains.get(replica.name)
+        draining = None
+        if drain is not None:
+            is_fresh = probed_health.probed_at is not None and probed_health.probed_at > drain.since
+            idle = probed_health.idle if is_fresh else None
+            is_unsure = self._is_unsure(replica, now)
+            is_empty = is_drained(replica.name, drain, self._hub.views, idle, now=now, unsure=is_unsure)
+            draining = Draining(drain.since, is_empty)
+            if is_empty is None:
+                self._prober.probe_now(replica.name)
+        return ObservedReplica(
+            id=replica.id,
+            name=replica.name,
+            phase=replica.phase,
+            created_at=replica.created_at,
+            started_at=replica.started_at,
+            health=probed_health.health,
+            ready_since=probed_health.ready_since or self._ready_since.get(replica.name),
+            base_url=replica.base_url,
+            claims=raise_claims(replica.claims, self.sources.get_held_memory(replica.name)),
+            start_claims=replica.claims,
+            exit=self._redacted_exit(replica),
+            draining=draining,
+            image_id=replica.image_id,
+            argv=replica.argv,
+            figures=probed_health.figures,
+            system_first=probed_health.system_first is True,
+            kv_cache_tokens=probed_health.kv_cache_tokens,
+            is_preempting=probed_health.is_preempting,
+            idle_span=probed_health.idle_span,
+        )
+
+    def _seek_idle_proofs(self, replicas: Sequence[ObservedReplica], now: float) -> float | None:
+        """Probe idle engines once more when that probe can prove them empty, while some gateway's counts are unknown.
+        Return the time at which the next such probe is due; None if none is."""
+        unknown_since = counts_unknown_since(self._hub.views, now)
+        due_times = []
+        for replica in replicas:
+            if unknown_since is None or replica.idle_span is None or proves_idle(replica.idle_span, unknown_since):
+                continue
+            due_at = idle_proof_due_at(replica.idle_span, unknown_since)
+            if due_at <= now:
+                self._prober.probe_now(replica.name, then_wake=True)
+            else:
+                due_times.append(due_at)
+        return min(due_times, default=None)
+
+    def _is_unsure(self, replica: SeenReplica | ObservedReplica, now: float) -> bool:
+        """Return whether gateways that know the replica from an earlier controller may not have reconnected yet."""
+        return replica.created_at < self._up_since and gateways_may_reconnect(now, self._up_since)
+
+    def _load_fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:
+        if self.sources.progress is None or desired is None:
+            return {}
+        replica_models = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
+        self.sources.progress.track_engines(
+            {
+                name: REPLICA_ENGINES[model.backend]
+                for name, model, replica in replica_models
+                if model is not None and is_starting(model, replica)
+            }
+        )
+        return dict(self.sources.progress.fractions)
+
+    def _redacted_exit(self, replica: SeenReplica) -> Exit | None:
+        if replica.exit is None or not replica.exit.log_tail:
+            return replica.exit
+        return replace(
+            replica.exit, log_tail=self.sources.redact(replica.id.model, replica.exit.log_tail, replica.name)
+        )
+
+    # Publishing, and when to look again.
+
+    def _endpoint_token(self, name: str) -> str | None:
+        return (
+            self._remotes.read_token(name) if self._remotes.knows_model(name) else self._operations.replica_token(name)
+        )
+
+    def _pause_s(self) -> float:
+        if self.error is not None:
+            return min(RETRY_S, self._resync_s)
+        now = self._clock()
+        wake_times = [self._desired.wake_at(), self._idle_proof_due_at]
+        if gateways_may_reconnect(now, self._up_since):
+            wake_times.append(self._up_since + ARRIVAL_S)
+        if self.round is not None:
+            wake_times.append(self.round.plan.wake_at)
+        soonest_s = min((wake_at - now for wake_at in wake_times if wake_at is not None), default=self._resync_s)
+        return max(SHORTEST_ROUND_S, min(soonest_s, self._resync_s))

@@ -1,3 +1,0 @@
-"""Secrets of definitions and loads. `patterns` tells which fields and values are secret, `redactor` masks them in logs,
-errors and answers. Pure.
-"""

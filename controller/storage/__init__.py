@@ -1,1 +1,0 @@
-"""The state folder: `state_dir` locks it and stores what must outlive the controller."""

@@ -1,1 +1,0 @@
-"""OpenAI's embeddings; vectors are shortened here where an engine cannot. Pure."""

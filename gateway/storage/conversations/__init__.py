@@ -1,1 +1,0 @@
-"""Stored conversations: items as a tree, and `locks` that let one response at a time write into each."""

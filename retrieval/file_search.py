@@ -1,0 +1,502 @@
+"""OpenAI's files and vector stores, on the same documents.
+
+A vector store is a space of documents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from common.trusted_clock import TrustedClock
+from contract.errors import RoundhouseError
+from contract.files import (
+    ChunkingStrategy,
+    FileBatchObject,
+    NewFileBatch,
+    NewVectorStore,
+    NewVectorStoreFile,
+    VectorStoreChange,
+    VectorStoreFile,
+    VectorStoreObject,
+)
+from retrieval.catalog.chunks import text_size
+from retrieval.catalog.cleanup import discard_original
+from retrieval.catalog.database import CatalogDatabase
+from retrieval.catalog.files import StoredFile, add_file, delete_file, find_file, list_expired_files, list_files
+from retrieval.catalog.originals import IncomingOriginal, Originals
+from retrieval.catalog.paging import PageRequest, cut_list
+from retrieval.catalog.records import DocumentKey, NewVersion, StoredDocument
+from retrieval.catalog.vector_stores import (
+    FileBatch,
+    StoredVectorStore,
+    add_batch,
+    find_batch,
+    find_store,
+    forget_store,
+    list_expired_stores,
+    list_stores,
+    save_store,
+    touch_store,
+)
+from retrieval.catalog.versions import cancel_versions, count_space, find_document
+from retrieval.documents import DocumentService, check_content, storage_error, unknown_cursor
+from retrieval.parsing.base import ChunkingOptions
+from retrieval.views import build_batch, build_status_condition, build_store, build_store_file, check_metadata
+
+SHORTEST_LIFE_S: Final = 3_600
+LONGEST_LIFE_S: Final = 2_592_000
+
+
+class FileService:
+    """Keeps the files that clients uploaded to `/v1/files`, of all tenants. Vector stores make documents of them.
+
+    Methods that take a file's id raise RoundhouseError `file_not_found` for a file that the tenant does not have. Apart
+    from `add_file`, they raise sqlite3.Error and OSError as they come. A call that is cancelled may still be carried
+    out.
+    """
+
+    def __init__(
+        self,
+        catalog: CatalogDatabase,
+        originals: Originals,
+        *,
+        clock: TrustedClock,
+        on_garbage: Callable[[], None],
+        on_deleted: Callable[[str], None],
+    ) -> None:
+        """`on_garbage`: called after a deletion. `on_deleted`: called after a deletion with the tenant whose documents
+        were deleted."""
+        self._catalog = catalog
+        self._originals = originals
+        self._clock = clock
+        self._on_garbage = on_garbage
+        self._on_deleted = on_deleted
+
+    async def add_file(
+        self,
+        tenant: str,
+        incoming: IncomingOriginal,
+        *,
+        filename: str,
+        media_type: str | None,
+        purpose: str,
+        expires_after_s: int | None,
+    ) -> StoredFile:
+        """Store a file durably, whose whole content is in `incoming`, and return it with its new id. `expires_after_s`:
+        seconds from now; None: it never expires. `media_type`: as the client declared it; None: not at all.
+
+        Raises:
+            RoundhouseError: `document_empty`, `storage_full`, `storage_failed`.
+        """
+        check_content(incoming)
+        now = self._clock.read_latest()
+        expires_at = None if expires_after_s is None else now + expires_after_s
+        file = StoredFile(
+            f"file-{secrets.token_hex(16)}",
+            tenant,
+            filename,
+            purpose,
+            media_type,
+            incoming.sha256,
+            incoming.bytes,
+            now,
+            expires_at,
+        )
+        try:
+            with self._originals.pin(file.sha256):
+                await asyncio.to_thread(incoming.keep)
+                await self._catalog.write(lambda db: add_file(db, file))
+        except (OSError, sqlite3.Error) as error:
+            await discard_original(self._catalog, self._originals, file.sha256)
+            raise storage_error(error) from None
+        return file
+
+    async def find_file(self, tenant: str, file_id: str) -> StoredFile:
+        """Return a file. Raises RoundhouseError `file_not_found`, also once the file has expired."""
+        now = self._clock.read_earliest()
+        file = await self._catalog.read(lambda db: find_file(db, tenant, file_id, now))
+        if file is None:
+            raise file_not_found(file_id)
+        return file
+
+    async def list_files(
+        self, tenant: str, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
+    ) -> tuple[list[StoredFile], bool]:
+        """Return up to `limit` files of a tenant that have not expired, oldest first if `is_ascending`, else newest
+        first, and whether more follow. `after`: only those that follow the file with that id; None: from the first on.
+        `purpose` None: any.
+
+        Raises RoundhouseError `invalid_request` if the tenant has no file `after`.
+        """
+        now = self._clock.read_earliest()
+        try:
+            files = await self._catalog.read(
+                lambda db: list_files(
+                    db, tenant, now, after=after, limit=limit + 1, is_ascending=is_ascending, purpose=purpose
+                )
+            )
+        except LookupError:
+            message = f"`after` must be the id of a file; it is {after!r:.100}."
+            raise RoundhouseError("invalid_request", message, param="after") from None
+        return files[:limit], len(files) > limit
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Delete a file, also an expired one, with its documents in all vector stores; then remove its original unless
+        something else needs it. Raises RoundhouseError `file_not_found`, also for a second call. An original that
+        cannot be removed stays until the next start."""
+        sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
+        if sha256 is None:
+            raise file_not_found(file_id)
+        self._on_deleted(tenant)
+        self._on_garbage()
+        await discard_original(self._catalog, self._originals, sha256)
+
+    async def delete_expired(self) -> int:
+        """Delete the files of all tenants that have expired, with their documents in all vector stores, and their
+        originals unless something else needs them. Return how many. Call regularly. Raises at the first that fails:
+        sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted meanwhile. The next call goes
+        on."""
+        now = self._clock.read_earliest()
+        expired = await self._catalog.read(lambda db: list_expired_files(db, now))
+        for tenant, file_id in expired:
+            await self.delete_file(tenant, file_id)
+        return len(expired)
+
+    def original_of(self, file: StoredFile) -> Path:
+        """Return the path of the file's content. It may be removed at any time after the file was deleted."""
+        return self._originals.path_of(file.sha256)
+
+
+def file_not_found(file_id: str) -> RoundhouseError:
+    """Return the RoundhouseError `file_not_found` for a file's id; the caller raises it."""
+    return RoundhouseError("file_not_found", f"There is no file {file_id!r:.100}.", param="file_id")
+
+
+_METADATA: Final = "metadata"
+_ATTRIBUTES: Final = "attributes"
+
+
+class VectorStoreService:
+    """OpenAI's vector stores of all tenants: a vector store is the space of documents with its id, and each of its
+    files is a document with the file's id. Searches are elsewhere (`SearchService`); call `use_store` before one.
+
+    Methods raise RoundhouseError `vector_store_not_found` for a vector store (or a batch) that the tenant does not
+    have, `file_not_found` for a file that the tenant or the vector store does not have, and `invalid_request` for wrong
+    metadata, attributes, sizes of chunks or `after`. Those that queue files raise `retrieval_busy`, `storage_full` and
+    `storage_failed`. All raise sqlite3.Error if the catalog fails otherwise. A call that is cancelled may still be
+    carried out.
+    """
+
+    def __init__(
+        self,
+        catalog: CatalogDatabase,
+        documents: DocumentService,
+        files: FileService,
+        *,
+        chunking: ChunkingOptions,
+        clock: TrustedClock,
+    ) -> None:
+        """`chunking`: sizes of chunks for the strategy `auto`."""
+        self._catalog = catalog
+        self._documents = documents
+        self._files = files
+        self._chunking = chunking
+        self._clock = clock
+
+    async def create_store(self, tenant: str, new: NewVectorStore) -> VectorStoreObject:
+        """Create a vector store, queue its first files for indexing, and return it.
+
+        Raises RoundhouseError `invalid_request`, `file_not_found` or `retrieval_busy` before anything is created. After
+        the vector store was created with some of its files, raises `storage_full` or `storage_failed`, and
+        `file_not_found` or `retrieval_busy` if a file or the room for it has gone meanwhile.
+        """
+        check_metadata(new.metadata or {}, _METADATA)
+        chunking = self._choose_chunking(new.chunking_strategy)
+        files = [await self._files.find_file(tenant, file_id) for file_id in new.file_ids or ()]
+        await self._documents.check_room(len(files))
+        now = self._clock.read_latest()
+        days = None if new.expires_after is None else new.expires_after.days
+        store = StoredVectorStore(
+            f"vs_{secrets.token_hex(16)}", tenant, new.name, new.description, new.metadata or {}, now, now, days
+        )
+        await self._catalog.write(lambda db: save_store(db, store))
+        for file in files:
+            await self._add(store, file, {}, chunking)
+        return await self._view(store)
+
+    async def get_store(self, tenant: str, store_id: str) -> VectorStoreObject:
+        """Return a vector store, also an expired one."""
+        return await self._view(await self._find(tenant, store_id))
+
+    async def list_stores(self, tenant: str, page: PageRequest) -> tuple[list[VectorStoreObject], bool]:
+        """Return a page of the tenant's vector stores, expired ones included, in the order that `page` asks for, and
+        whether there are more behind it (with `before`: ahead of it). Raises RoundhouseError `invalid_request` if the
+        page's cursor is the id of no vector store of the tenant."""
+        try:
+            stores, has_more = await self._catalog.read(lambda db: list_stores(db, tenant, page))
+        except LookupError:
+            raise unknown_cursor(page, "a vector store") from None
+        return [await self._view(store) for store in stores], has_more
+
+    async def change_store(self, tenant: str, store_id: str, change: VectorStoreChange) -> VectorStoreObject:
+        """Change those fields of a vector store that the client sent (null clears one), and return it. Counts as
+        activity, so that an expired one is in use again; files that were deleted meanwhile do not come back.
+
+        Raises RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata.
+        """
+        store = await self._find(tenant, store_id)
+        check_metadata(change.metadata or {}, _METADATA)
+        named = change.model_fields_set
+        if "name" in named:
+            store = replace(store, name=change.name)
+        if "metadata" in named:
+            store = replace(store, metadata=change.metadata or {})
+        if "expires_after" in named:
+            store = replace(store, expires_days=None if change.expires_after is None else change.expires_after.days)
+        store = replace(store, last_active_at=self._clock.read_latest())
+        await self._catalog.write(lambda db: save_store(db, store))
+        return await self._view(store)
+
+    async def delete_store(self, tenant: str, store_id: str) -> None:
+        """Delete a vector store, its batches, and what it has made of its files; the files stay. When this returns, no
+        search that begins finds them. Raises RoundhouseError `storage_full` or `storage_failed`, too."""
+        await self._find(tenant, store_id)
+        await self._documents.delete_space(tenant, store_id)
+        await self._catalog.write(lambda db: forget_store(db, tenant, store_id))
+
+    async def use_store(self, tenant: str, store_id: str) -> None:
+        """Note that a vector store is used now, so that it expires later. Call before a search in it.
+
+        Raises RoundhouseError `vector_store_not_found`, or `vector_store_expired` for an expired one, which stays
+        expired.
+        """
+        store, now = await self._find(tenant, store_id), self._clock.read_latest()
+        if store.expires_at is not None and store.expires_at < self._clock.read_earliest():
+            message = f"The vector store {store_id} has expired."
+            raise RoundhouseError("vector_store_expired", message, param="vector_store_id")
+        await self._catalog.write(lambda db: touch_store(db, store_id, now))
+
+    async def add_file(self, tenant: str, store_id: str, new: NewVectorStoreFile) -> VectorStoreFile:
+        """Queue a file for indexing in a vector store, and return it with its state now. Counts as activity of the
+        vector store. A file that is there already gets the new attributes and sizes of chunks once it is indexed again;
+        if nothing differs, nothing happens, but a failed or cancelled one is tried again.
+
+        Raises RoundhouseError `invalid_request`, `vector_store_not_found`, `vector_store_expired`, `file_not_found`,
+        `retrieval_busy`, `storage_full` or `storage_failed`.
+        """
+        check_metadata(new.attributes or {}, _ATTRIBUTES)
+        chunking = self._choose_chunking(new.chunking_strategy)
+        await self.use_store(tenant, store_id)
+        store = await self._find(tenant, store_id)
+        file = await self._files.find_file(tenant, new.file_id)
+        await self._add(store, file, new.attributes or {}, chunking)
+        return await self.get_file(tenant, store_id, new.file_id)
+
+    async def get_file(self, tenant: str, store_id: str, file_id: str) -> VectorStoreFile:
+        """Return a file of a vector store."""
+        return await self._view_file(await self._find_document(tenant, store_id, file_id))
+
+    async def list_files(
+        self, tenant: str, store_id: str, page: PageRequest, *, status: str | None
+    ) -> tuple[list[VectorStoreFile], bool]:
+        """Return a page of a vector store's files in the order of their addition that `page` asks for, and whether
+        there are more behind it (with `before`: ahead of it). `status`: only files with this status of OpenAI's; None:
+        all. Raises RoundhouseError `invalid_request` if the page's cursor is the id of no file of the vector store."""
+        await self._find(tenant, store_id)
+        documents, has_more = await self._documents.list_stored(
+            tenant,
+            store_id,
+            page,
+            where=build_status_condition(status),
+            matches=lambda document: _has_status(document, status),
+        )
+        return [await self._view_file(document) for document in documents], has_more
+
+    async def change_attributes(
+        self, tenant: str, store_id: str, file_id: str, attributes: Mapping[str, Any]
+    ) -> VectorStoreFile:
+        """Replace all attributes of a file in a vector store, queue it for indexing again, and return it. Until that is
+        done, searches compare the old ones. Does nothing for the same attributes, but a failed or cancelled file is
+        tried again. An expired vector store is not refused, and the change does not count as activity.
+
+        Raises RoundhouseError `invalid_request`, `vector_store_not_found`, `file_not_found` (also if the file itself
+        was deleted or has expired), `retrieval_busy`, `storage_full` or `storage_failed`.
+        """
+        check_metadata(attributes, _ATTRIBUTES)
+        document = await self._find_document(tenant, store_id, file_id)
+        file = await self._files.find_file(tenant, file_id)
+        store = await self._find(tenant, store_id)
+        await self._add(store, file, attributes, document.newest.chunking)
+        return await self.get_file(tenant, store_id, file_id)
+
+    async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
+        """Remove a file from a vector store; the file itself stays. When this returns, no search that begins finds it.
+        Raises RoundhouseError `storage_full` or `storage_failed`."""
+        document = await self._find_document(tenant, store_id, file_id)
+        await self._documents.delete_document(document.key)
+
+    async def read_text(self, tenant: str, store_id: str, file_id: str) -> str:
+        """Return the text that was extracted from a file. Raises RoundhouseError `document_not_found` if the file is
+        not searchable yet."""
+        document = await self._find_document(tenant, store_id, file_id)
+        return (await self._documents.read_text(document.key)).decode()
+
+    async def add_batch(self, tenant: str, store_id: str, new: NewFileBatch) -> FileBatchObject:
+        """Queue files for indexing in a vector store as one batch, and return the batch. Each is added as `add_file`
+        does.
+
+        Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `file_not_found` for any of the files,
+        `invalid_request` or `retrieval_busy` before anything is added. After some of the files were added, raises
+        `storage_full` or `storage_failed`, and `file_not_found` or `retrieval_busy` if a file or the room for it has
+        gone meanwhile.
+        """
+        await self.use_store(tenant, store_id)
+        store = await self._find(tenant, store_id)
+        wanted = self._wanted_files(new)
+        files = [await self._files.find_file(tenant, each.file_id) for each in wanted]
+        # All of them, or none: a client that was refused sends all of them again.
+        await self._documents.check_room(len(files))
+        batch = FileBatch(
+            f"vsfb_{secrets.token_hex(16)}", store_id, tenant, self._clock.read_latest(), [file.id for file in files]
+        )
+        await self._catalog.write(lambda db: add_batch(db, batch))
+        for each, file in zip(wanted, files, strict=True):
+            await self._add(store, file, each.attributes or {}, self._choose_chunking(each.chunking_strategy))
+        return await self._view_batch(batch)
+
+    async def get_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
+        """Return a batch with its files by status now."""
+        return await self._view_batch(await self._find_batch(tenant, store_id, batch_id))
+
+    async def cancel_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
+        """Stop indexing those files of a batch that are in progress, and return the batch. The status of these files
+        becomes `cancelled`; an older version of such a file stays searchable. Other files stay as they are, so a call
+        for a batch that is done changes nothing."""
+        batch = await self._find_batch(tenant, store_id, batch_id)
+        keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
+        await self._catalog.write(lambda db: cancel_versions(db, keys))
+        return await self._view_batch(batch)
+
+    async def list_batch_files(
+        self, tenant: str, store_id: str, batch_id: str, page: PageRequest, *, status: str | None
+    ) -> tuple[list[VectorStoreFile], bool]:
+        """Return a page of the files of a batch, by their places in it, and whether there are more behind it (with
+        `before`: ahead of it); those that were removed since are missing. `status`: only files with this status of
+        OpenAI's; None: all. Raises RoundhouseError `invalid_request` if the page's cursor is the id of no file of the
+        batch."""
+        batch = await self._find_batch(tenant, store_id, batch_id)
+        keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
+        found = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
+        documents = [document for document in found if document is not None]
+        try:
+            kept, has_more = cut_list(
+                documents, page, lambda document: document.key.id, lambda document: _has_status(document, status)
+            )
+        except LookupError:
+            raise unknown_cursor(page, "a file of the batch") from None
+        return [await self._view_file(document) for document in kept], has_more
+
+    async def empty_expired(self) -> int:
+        """Delete what expired vector stores of all tenants have made of their files; the vector stores stay, as
+        expired. Return how many were emptied; those that are empty already are not counted. Call regularly. Raises
+        RoundhouseError `storage_full` or `storage_failed`, or sqlite3.Error, at the first that fails; the next call
+        goes on."""
+        now = self._clock.read_earliest()
+        expired = await self._catalog.read(lambda db: list_expired_stores(db, now))
+        for tenant, store_id in expired:
+            await self._documents.delete_space(tenant, store_id)
+        return len(expired)
+
+    def _wanted_files(self, new: NewFileBatch) -> Sequence[NewVectorStoreFile]:
+        if (new.file_ids is None) == (new.files is None):
+            raise RoundhouseError("invalid_request", "Send either `file_ids` or `files`.", param="file_ids")
+        check_metadata(new.attributes or {}, _ATTRIBUTES)
+        wanted = [
+            *(new.files or ()),
+            *(
+                NewVectorStoreFile.model_construct(
+                    file_id=file_id, attributes=new.attributes, chunking_strategy=new.chunking_strategy
+                )
+                for file_id in new.file_ids or ()
+            ),
+        ]
+        for index, each in enumerate(wanted):
+            check_metadata(each.attributes or {}, f"files.{index}.{_ATTRIBUTES}")
+            self._choose_chunking(each.chunking_strategy)
+        return wanted
+
+    def _choose_chunking(self, strategy: ChunkingStrategy | None) -> ChunkingOptions:
+        if strategy is None or strategy.type == "auto":
+            return self._chunking
+        if strategy.static is None:
+            message = "`chunking_strategy.static` is missing."
+            raise RoundhouseError("invalid_request", message, param="chunking_strategy.static")
+        static = strategy.static
+        if static.chunk_overlap_tokens > static.max_chunk_size_tokens // 2:
+            most = static.max_chunk_size_tokens
+            message = f"`chunk_overlap_tokens` must be at most half of `max_chunk_size_tokens`, which is {most}."
+            raise RoundhouseError("invalid_request", message, param="chunking_strategy.static.chunk_overlap_tokens")
+        return ChunkingOptions(static.max_chunk_size_tokens, static.chunk_overlap_tokens)
+
+    async def _add(
+        self, store: StoredVectorStore, file: StoredFile, attributes: Mapping[str, Any], chunking: ChunkingOptions
+    ) -> None:
+        key = DocumentKey(store.tenant, store.id, file.id)
+        new = NewVersion(key, file.sha256, file.bytes, file.filename, file.media_type, attributes, chunking)
+        now = self._clock.read_earliest()
+
+        def check_file(db: sqlite3.Connection) -> None:
+            if find_file(db, store.tenant, file.id, now) is None:
+                raise file_not_found(file.id)
+
+        await self._documents.accept_stored(new, check_file)
+
+    async def _find(self, tenant: str, store_id: str) -> StoredVectorStore:
+        store = await self._catalog.read(lambda db: find_store(db, tenant, store_id))
+        if store is None:
+            message = f"There is no vector store {store_id!r:.100}."
+            raise RoundhouseError("vector_store_not_found", message, param="vector_store_id")
+        return store
+
+    async def _find_document(self, tenant: str, store_id: str, file_id: str) -> StoredDocument:
+        await self._find(tenant, store_id)
+        document = await self._read_document(DocumentKey(tenant, store_id, file_id))
+        if document is None:
+            message = f"The vector store has no file {file_id!r:.100}."
+            raise RoundhouseError("file_not_found", message, param="file_id")
+        return document
+
+    async def _find_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatch:
+        batch = await self._catalog.read(lambda db: find_batch(db, tenant, store_id, batch_id))
+        if batch is None:
+            message = f"The vector store has no batch {batch_id!r:.100}."
+            raise RoundhouseError("vector_store_not_found", message, param="batch_id")
+        return batch
+
+    async def _read_document(self, key: DocumentKey) -> StoredDocument | None:
+        return await self._catalog.read(lambda db: find_document(db, key))
+
+    async def _view(self, store: StoredVectorStore) -> VectorStoreObject:
+        totals = await self._catalog.read(lambda db: count_space(db, store.tenant, store.id))
+        return build_store(store, totals, self._clock.read_earliest())
+
+    async def _view_file(self, document: StoredDocument) -> VectorStoreFile:
+        def read_size(db: sqlite3.Connection) -> int:
+            return 0 if document.live is None else text_size(db, document.live)
+
+        return build_store_file(document, await self._catalog.read(read_size))
+
+    async def _view_batch(self, batch: FileBatch) -> FileBatchObject:
+        keys = [DocumentKey(batch.tenant, batch.vector_store, file_id) for file_id in batch.files]
+        documents = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
+        return build_batch(batch, documents)
+
+
+def _has_status(document: StoredDocument, status: str | None) -> bool:
+    return status is None or build_store_file(document, 0).status == status

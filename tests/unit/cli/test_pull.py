@@ -1,0 +1,309 @@
+"""`pull`, `models` and `rm` against a whole controller, which asks a stand-in of `transfers`; and how a download is
+shown, on a terminal and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from cli import following
+from cli.following import BarView, LineView, open_view
+from cli.output import ExitCode, duration_words, size_words
+from contract.downloads import Download, DownloadFile, Inspection
+from contract.errors import RoundhouseError
+from contract.model_files import DeviceFit, MemoryForecast
+from controller.downloads.service import build_fields
+from tests.fakes.fake_transfers import FakeSource, FakeTransfers
+from tests.support.cli import PROGRAM, Cli, Output, Terminal
+from tests.support.controller_app import Running, running
+from tests.support.gguf_files import write_llama
+from tests.support.wait import DEADLINE_S, until
+
+REFERENCE = "hf:user/tiny-GGUF:Q8_0"
+PINNED = "hf:user/tiny-GGUF/tiny-Q8_0.gguf@abc123"
+MAIN = "user/tiny-GGUF/tiny-Q8_0.gguf"
+
+
+@dataclass
+class Site:
+    """A controller, and the `transfers` that it asks. `run` runs a command."""
+
+    running: Running
+    transfers: FakeTransfers
+    root: Path
+    run: Cli
+
+    async def start(self, *arguments: str, **streams: Any) -> asyncio.subprocess.Process:
+        """A command as a process of its own."""
+        given = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, **streams}
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+        return await asyncio.create_subprocess_exec(
+            PROGRAM, *arguments, "--controller", self.running.url, env=environment, **given
+        )
+
+    def pull(self, *arguments: str) -> asyncio.Task[Output]:
+        """Begin `pull` of the model."""
+        return asyncio.create_task(self.run("pull", REFERENCE, *arguments))
+
+    async def order(self) -> str:
+        """The id of the download, once it is ordered."""
+        await until("it is ordered", lambda: any(each.state == "queued" for each in self.transfers.downloads.values()))
+        return next(iter(self.transfers.downloads))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the model."""
+        return self.transfers.sources[REFERENCE].size_of(MAIN)
+
+
+@pytest.fixture
+async def site(folder: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Site]:
+    write_llama(folder / "hand.gguf", layers=1)
+    async with FakeTransfers(folder, folder) as transfers:
+        transfers.sources[REFERENCE] = FakeSource({MAIN: (folder / "hand.gguf").read_bytes()}, MAIN, PINNED)
+        models = {"mine": {"model_path": "hand.gguf", "enabled": False}}
+        async with running(folder, models, transfers_url=transfers.url) as controller:
+            yield Site(controller, transfers, folder, Cli(capsys, "--controller", controller.url))
+
+
+async def test_pull_declares_what_it_fetched(site: Site) -> None:
+    pulling = asyncio.create_task(site.run("pull", "user/tiny-GGUF:Q8_0", "--declare"))
+    download = await site.order()
+    site.transfers.set_state(download, "downloading", done=site.size // 2)
+    site.transfers.set_state(download, "finished")
+    code, out, err = await pulling
+    assert (code, out) == (
+        ExitCode.DONE,
+        f"model_path: {MAIN}\nsource: {PINNED}\ntiny: declared; `roundhouse status --wait` waits until it serves\n",
+    )
+    first, memory, *_ = err.splitlines()
+    assert first.startswith(f"roundhouse: {REFERENCE}: 1 file, {size_words(site.size)}; ")
+    assert memory.startswith("roundhouse: memory: ")
+    assert memory.endswith("MiB, at the default context; fits in main memory")
+    declared = site.running.controller.declaration_service.get_declaration("models", "tiny")
+    assert declared.fields == {"source": PINNED, "backend": "llama_server"}
+    again = site.pull("--declare", "--json")
+    site.transfers.set_state(await site.order(), "finished")
+    printed = (await again).json
+    assert (await again).code == ExitCode.DONE, "the same again changes nothing"
+    assert (printed["name"], printed["declared"], printed["download"]["pinned"]) == ("tiny", True, PINNED)
+    assert printed["inspection"]["files"][0]["is_present"]
+
+
+async def test_what_cannot_be_declared_is_said_before_anything_is_fetched(site: Site) -> None:
+    site.transfers.sources["hf:user/folder"] = FakeSource({"user/folder/x.safetensors": b"x"}, "user/folder", PINNED)
+    registry = "oci:registry.example/tiny:latest"
+    site.transfers.sources[registry] = FakeSource({MAIN: (site.root / "hand.gguf").read_bytes()}, MAIN, registry)
+    untrusted = (
+        "it cannot be declared: models.tiny.source: a request may name a model of the hub (`hf:`, `ollama:`): "
+        "declare it in the desired-state files, or list `source` in ROUNDHOUSE_TRUSTED_DECLARATIONS"
+    )
+    no_backend = "it cannot be declared: the files do not tell which backend serves them; name it with `--backend`"
+    for arguments, code, words in (
+        ((registry, "--declare"), ExitCode.FAILED, untrusted),
+        ((REFERENCE, "--declare", "--as", "mine"), ExitCode.FAILED, "a model mine is declared already"),
+        ((REFERENCE, "--as", "other"), ExitCode.USAGE, "--as names the model of --declare"),
+        (("user/folder", "--declare"), ExitCode.USAGE, no_backend),
+        (("",), ExitCode.USAGE, "REF is empty"),
+        (("nothing",), ExitCode.FAILED, "a repository is named USER/REPO"),
+        (("user/nothing",), ExitCode.FAILED, "There is no hf:user/nothing"),
+    ):
+        refused = await site.run("pull", *arguments)
+        assert refused.code == code
+        assert words in refused.err
+    assert site.transfers.downloads == {}
+
+
+async def test_a_failed_download_is_shown_with_what_to_do(site: Site) -> None:
+    pulling = site.pull()
+    error = RoundhouseError("models_disk_full", "It needs 5 GiB.")
+    site.transfers.set_state(await site.order(), "failed", error=error)
+    code, _, err = await pulling
+    assert (code, err.splitlines()[-1]) == (
+        ExitCode.FAILED,
+        "roundhouse: the download failed: It needs 5 GiB. Remove models with `roundhouse rm`, or enlarge the disk.",
+    )
+    pulling = site.pull()
+    await site.order()
+    cancelling = await site.pull("--cancel")
+    cancelled = await pulling
+    assert (cancelling.code, cancelled.code) == (ExitCode.DONE, ExitCode.FAILED)
+    assert "the download was cancelled" in cancelling.err + cancelled.err
+    again = await site.pull("--cancel")
+    assert again.code == ExitCode.FAILED
+    assert "is under way" in again.err
+
+
+async def test_pull_outlives_transfers(site: Site) -> None:
+    pulling = site.pull()
+    download = await site.order()
+    site.transfers.set_state(download, "downloading", done=10)
+    await site.transfers.close()
+    await site.transfers.open()
+    site.transfers.set_state(download, "finished")
+    done = await pulling
+    assert (done.code, done.lines[0]) == (ExitCode.DONE, f"model_path: {MAIN}")
+
+
+@pytest.mark.parametrize("breaks", [True, False], ids=["its connection breaks", "no stream tells of it"])
+async def test_a_download_that_is_listed_no_more_ends_pull(
+    site: Site, breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not breaks:
+        monkeypatch.setattr(following, "LISTED_EVERY_S", 0.05)
+    pulling = site.pull()
+    await site.order()
+    if breaks:
+        await site.transfers.close()
+    site.transfers.downloads.clear()
+    if breaks:
+        await site.transfers.open()
+    code, _, err = await asyncio.wait_for(pulling, DEADLINE_S)
+    line = f"roundhouse: the download of {REFERENCE} is listed no more: its files were removed"
+    assert (code, err.splitlines()[-1]) == (ExitCode.FAILED, line)
+
+
+async def test_without_transfers_pull_says_so_and_models_lists_all_the_same(site: Site) -> None:
+    await site.transfers.close()
+    refused = await site.pull()
+    assert refused.code == ExitCode.FAILED
+    assert "Models cannot be downloaded now: transfers accepts no connection" in refused.err
+    listed = await site.run("models")
+    assert listed.code == ExitCode.DONE
+    assert "hand.gguf" in listed.out
+    await site.transfers.open()
+
+
+async def test_ctrl_c_leaves_the_download(site: Site) -> None:
+    async with Terminal() as terminal:
+        process = await site.start("pull", REFERENCE, stderr=terminal.end)
+        download = await site.order()
+        site.transfers.set_state(download, "downloading", done=site.size // 2)
+        await until("the bar is shown", lambda: "1000 B/s, 5 s left" in terminal.text)
+        assert "tiny-Q8_0.gguf" in terminal.text
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == ExitCode.INTERRUPTED
+        line = f"the download goes on; `roundhouse pull {REFERENCE} --cancel` ends it"
+        await until("it says how to cancel", lambda: line in terminal.text)
+    assert site.transfers.downloads[download].state == "downloading"
+
+
+async def test_models_and_rm(site: Site) -> None:
+    pulling = site.pull("--declare", "--as", "chat")
+    site.transfers.set_state(await site.order(), "finished")
+    assert (await pulling).code == ExitCode.DONE
+    models = await site.run("models")
+    assert models.code == ExitCode.DONE
+    rows = {line.split()[0]: line for line in models.lines}
+    assert rows["hand.gguf"].split()[-3:] == ["mine", "by", "hand"]
+    assert rows[MAIN].split()[-2:] == ["chat", PINNED]
+    assert "MiB main memory" in rows[MAIN]
+    listed = (await site.run("models", "--json")).json["models"]
+    assert [each["path"] for each in listed if each["path"].endswith(".gguf")] == ["hand.gguf", MAIN]
+    for name, words in ((MAIN, "is of the model chat"), ("hand.gguf", "No download put 'hand.gguf'")):
+        refused = await site.run("rm", name)
+        assert refused.code == ExitCode.FAILED
+        assert words in refused.err
+    assert (await site.run("declarations", "rm", "chat")).code == ExitCode.DONE
+    out = f"{MAIN}: removed\n1 file removed, {size_words(site.size)} freed\n"
+    assert await site.run("rm", REFERENCE) == Output(ExitCode.DONE, out)
+    assert not (site.root / MAIN).exists()
+
+
+SIZES = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1048575: "1.0 MiB", 2.5 * 2**30: "2.50 GiB", 2**41: "2.00 TiB"}
+
+
+@pytest.mark.parametrize(("size", "words"), SIZES.items())
+def test_sizes_are_said_in_words(size: float, words: str) -> None:
+    assert size_words(size) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (4260, "1 h 11 min")])
+def test_durations_are_said_in_words(seconds: float, words: str) -> None:
+    assert duration_words(seconds) == words
+
+
+def test_the_declaration_names_gpus_only_where_it_fits() -> None:
+    sizes: dict[str, Any] = {"total_bytes": 1, "missing_bytes": 1, "free_bytes": 1}
+    paths: dict[str, Any] = {"main": MAIN, "projector": "user/tiny-GGUF/mmproj.gguf"}
+    inspection = Inspection(reference=REFERENCE, pinned=PINNED, files=[], **paths, **sizes)
+
+    def fit(*gpus: str, fits: bool) -> DeviceFit:
+        return DeviceFit(gpus=list(gpus), needed_mib=1, fits=fits, fits_alone=fits, beside=[])
+
+    def fields(*devices: DeviceFit, backend: str | None = "llama_server") -> dict[str, Any]:
+        return build_fields(inspection, MemoryForecast(summary="", backend=backend, devices=list(devices)))
+
+    both = fields(fit("0", fits=False), fit("0", "1", fits=True), fit(fits=True))
+    assert both == {"source": PINNED, "backend": "llama_server", "gpus": 2}
+    assert "gpus" not in fields(fit("0", fits=False), fit(fits=True))
+    assert fields(fit("0", fits=True), fit("0", "1", fits=True))["gpus"] == 1
+    assert fields(backend=None) == {"source": PINNED}
+
+
+# What is shown of a download.
+
+GIB = 2**30
+
+
+def download(state: str, *done: int, **more: Any) -> Download:
+    """A download of files of one GiB each."""
+    files = [DownloadFile(path=f"u/r/file-{n}.gguf", size=GIB, done_bytes=each) for n, each in enumerate(done)]
+    sums = {"total_bytes": len(files) * GIB, "done_bytes": sum(done), "main": files[0].path if files else None}
+    given = {"id": "dl_1", "reference": "hf:u/r", "state": state, "files": files, "created_at": 1.0}
+    return Download.model_validate(given | sums | more)
+
+
+def test_lines_come_with_each_state_reason_and_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_view() as view:
+        assert isinstance(view, LineView)
+        for each in (
+            download("resolving"),
+            download("resolving"),
+            download("downloading", 0),
+            download("downloading", GIB // 100),
+            download("downloading", GIB // 2, bytes_per_s=10 * 2**20, remaining_s=51.2),
+            download("downloading", GIB // 2, waiting="the source asks to wait 20 s"),
+            download("verifying", GIB),
+            download("finished", GIB),
+        ):
+            view.show_download(each)
+    assert capsys.readouterr().err.splitlines() == [
+        "roundhouse: resolving",
+        "roundhouse: downloading: 0 % of 1.00 GiB",
+        "roundhouse: downloading: 50 % of 1.00 GiB, 10.0 MiB/s, 51 s left",
+        "roundhouse: downloading: the source asks to wait 20 s",
+        "roundhouse: verifying",
+        "roundhouse: finished",
+    ]
+
+
+def shown(*downloads: Download) -> list[tuple[str, float, float | None, str]]:
+    """Name, bytes and words of each bar in the end."""
+    progress = Progress(TextColumn("{task.description}"), console=Console(file=io.StringIO()))
+    view = BarView(progress)
+    for each in downloads:
+        view.show_download(each)
+    return [(task.description, task.completed, task.total, task.fields["words"]) for task in progress.tasks]
+
+
+def test_bars_of_one_file_and_of_several() -> None:
+    assert shown(download("resolving")) == [("r", 0, None, "resolving")]
+    one = shown(download("resolving"), download("downloading", 7), download("verifying", GIB))
+    assert one == [("file-0.gguf", GIB, GIB, "verifying")]
+    two = download("downloading", GIB, 5, bytes_per_s=2048.0, remaining_s=3700.0)
+    assert shown(download("resolving"), two) == [
+        ("file-0.gguf", GIB, GIB, ""),
+        ("file-1.gguf", 5, GIB, ""),
+        ("all files", GIB + 5, 2 * GIB, "2.0 KiB/s, 1 h 1 min left"),
+    ]

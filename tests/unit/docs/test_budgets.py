@@ -1,0 +1,134 @@
+"""How large the house may be. A budget is raised only with a line beside it that says what was bought for that.
+
+The aims of the house are lower where a comment says so: each landing lowers what it can.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.support.architecture import find_implementations, find_protocols, parse_sources
+from tests.support.trace import trace_chat
+
+REPOSITORY: Final = Path(__file__).resolve().parents[3]
+
+MODULES: Final = 486
+LINES: Final = 116_600
+"""Of Python. Aim: 102,000."""
+LONGEST_FILE: Final = 800
+MODULES_PER_FOLDER: Final = 20
+IN_A_CIRCLE: Final = 7
+"""Aim: 0."""
+FILES_PER_CHAT: Final = 32
+PARAMETERS: Final = 7
+MORE_PARAMETERS: Final = {
+    # The hot path: a value for what belongs together would be one more object per request.
+    "gateway/admission/ticket.py: Ticket": 9,
+    "gateway/server/call.py: ClientCall": 8,
+}
+PORTS: Final = {
+    # One implementation, and no fake: what one side may not import of the other.
+    "gateway/server/websocket.py: MessageSession",  # the gateway does not know the assistant, which speaks there
+    "assistant/storage/responses.py: ResponseRun",  # the store does not know the hooks, whose runs it keeps
+    "assistant/streams/stream.py: StreamFile",  # a stream is pure, and its file is not
+    "common/sqlite_files.py: OpenedDatabase",  # the journal's and the assistant's, of two programs
+}
+
+
+def test_the_house_is_no_larger_than_its_budget() -> None:
+    sources = parse_sources()
+    lines = {path: (REPOSITORY / path).read_bytes().count(b"\n") for path in sources}
+    assert len(sources) <= MODULES
+    assert sum(lines.values()) <= LINES
+    assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
+
+
+def test_no_folder_holds_more_than_a_reader_can_keep_in_mind() -> None:
+    folders = Counter(str(Path(path).parent) for path in parse_sources() if not path.endswith("__init__.py"))
+    assert {folder: count for folder, count in folders.items() if count > MODULES_PER_FOLDER} == {}
+
+
+def test_no_module_names_one_that_names_it_back() -> None:
+    """Not for its types either, and not over others. Of `gateway/exchange`, ADR 30 says why."""
+    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in parse_sources()}
+    named = {name: _find_named(ast.walk(parse_sources()[path]), modules) - {name} for name, path in modules.items()}
+    # Who names nobody that is left can be in no circle; and so can who is named by nobody that is left.
+    for _ in modules:
+        free = {name for name, others in named.items() if not others & named.keys()}
+        free |= named.keys() - set().union(*named.values())
+        if not free:
+            break
+        named = {name: others for name, others in named.items() if name not in free}
+    assert {name.rpartition(".")[0] for name in named} == {"gateway.exchange"}
+    assert len(named) <= IN_A_CIRCLE, sorted(named)
+
+
+def _find_named(nodes: Iterator[ast.AST], modules: Mapping[str, str]) -> set[str]:
+    """The modules that a module imports at its top or for its types."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.col_offset in (0, 4):
+            found |= {f"{node.module}.{each.name}" for each in node.names} | {node.module}
+    return found & modules.keys()
+
+
+def test_what_belongs_together_is_a_value_and_not_eight_parameters() -> None:
+    found = {}
+    for path, tree in parse_sources().items():
+        for each in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            for method in each.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    arguments = method.args
+                    count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
+                    if count > PARAMETERS:
+                        found[f"{path}: {each.name}"] = count
+    assert found == MORE_PARAMETERS
+
+
+def test_a_protocol_has_two_implementations_or_a_fake() -> None:
+    fakes = [members for path in _list_tests() for members in _read_members(path)]
+    found = set()
+    for shape, purpose in find_protocols():
+        members = set(shape.members)
+        if members == {"__call__"} or len(find_implementations(shape, purpose)) > 1:
+            continue  # the signature of a function, or a choice
+        if not any(members <= fake for fake in fakes):
+            found.add(f"{shape.module}: {shape.name}")
+    assert found == PORTS
+
+
+def _list_tests() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "tests/**.py"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    return [REPOSITORY / line for line in listed.stdout.splitlines()]
+
+
+def _read_members(path: Path) -> list[set[str]]:
+    """The members of each class of a file."""
+    found = []
+    for each in ast.walk(ast.parse(path.read_text())):
+        if isinstance(each, ast.ClassDef):
+            names = {node.name for node in ast.walk(each) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            names |= {
+                node.target.id
+                for node in ast.walk(each)
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            }
+            names |= {
+                node.attr
+                for node in ast.walk(each)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            }
+            found.append(names)
+    return found
+
+
+async def test_a_plain_chat_enters_few_files() -> None:
+    way = await trace_chat()
+    assert len(way) <= FILES_PER_CHAT, "\n".join(way)

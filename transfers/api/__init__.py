@@ -1,1 +1,0 @@
-"""The HTTP interface of transfers: its only client is the controller. `app` assembles it."""
