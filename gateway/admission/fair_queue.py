@@ -107,7 +107,7 @@ class FairQueue:
             IndexError: no ticket is waiting.
         """
         heap = self._heap
-        while heap[0][2].entry is not heap[0]:
+        while heap[0][2].entry != heap[0]:  # by value: a compiled tuple has no identity
             heappop(heap)
         return next(chain.from_iterable(heap[0][2].ranks))
 

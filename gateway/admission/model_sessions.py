@@ -145,7 +145,7 @@ class ModelSessions:
         if replica.placement is None:
             replica.placement = SessionPlacement(self._terms, replica.inflight - 1)
         is_known_elsewhere = claim.key in self._lost_keys or any(
-            each.placement is not None and claim.key in each.placement.sessions
+            each.placement is not None and each.placement.sessions.find_session(claim.key) is not None
             for each in replicas
             if each is not replica
         )

@@ -227,8 +227,8 @@ class Attempt:
         self._leave_replica()
         try:
             self._relay.finish_answer()
-        except CacheExhaustedError as error:
-            self._owner.attempt_overrun(may_resend=error.may_resend)
+        except CacheExhaustedError as exhausted:
+            self._owner.attempt_overrun(may_resend=exhausted.may_resend)
         except RoundhouseError as error:
             self._owner.fail_request(error)
         except Exception:

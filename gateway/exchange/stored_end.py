@@ -195,7 +195,8 @@ class StoredEnd(RecordingCall):
             if is_failed:
                 answer.broken_off_code = error.entry.code
         if self._start is not None:
-            super().start_response(*self._start, events)
+            status, lines = self._start
+            super().start_response(status, lines, events)
             events = b""
         if self._is_ended:
             super().end_response(events)

@@ -28,7 +28,7 @@ class FastCounter:
     __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.value: float = 0
+        self.value: float = 0.0
 
 
 class FastCounters:
@@ -366,137 +366,138 @@ class RequestCollector(Collector):
     `RequestSeries`, `ModelSeries`, `KeySeries` and `ClientSeries`."""
 
     def __init__(self) -> None:
-        self.requests = FastCounters(
+        self._families: list[FastCounters | FastHistograms] = []
+        self.requests = self._add_counters(
             "roundhouse_gateway_requests",
             "Requests, by the HTTP status that was sent; 499: the client disconnected before a status was sent.",
             ("model", "route", "status"),
         )
-        self.duration = FastHistograms(
+        self.duration = self._add_histograms(
             "roundhouse_gateway_request_duration_seconds",
             "Seconds from a request's headers to the last byte of its answer.",
             ("model", "route"),
             _DURATION_BUCKETS,
         )
-        self.first_byte = FastHistograms(
+        self.first_byte = self._add_histograms(
             "roundhouse_gateway_first_byte_seconds",
             "Seconds from a request's headers to the first byte of its answer, not counting heartbeats.",
             ("model", "route"),
             _FIRST_BYTE_BUCKETS,
         )
-        self.queue_wait = FastHistograms(
+        self.queue_wait = self._add_histograms(
             "roundhouse_gateway_queue_wait_seconds",
             "Seconds that requests waited for a slot; requests that did not wait are not counted.",
             ("model",),
             _QUEUE_WAIT_BUCKETS,
         )
-        self.tokens = FastCounters(
+        self.tokens = self._add_counters(
             "roundhouse_gateway_tokens",
             "Tokens as engines counted them; direction is `in` (prompt) or `out` (completion).",
             ("model", "direction"),
         )
-        self.cached_tokens = FastCounters(
+        self.cached_tokens = self._add_counters(
             "roundhouse_gateway_cached_tokens",
             "Tokens of prompts that engines had in their cache, where they tell; they count in `in`, too.",
             ("model",),
         )
-        self.session_turns = FastCounters(
+        self.session_turns = self._add_counters(
             "roundhouse_gateway_session_turns",
             "Turns of sessions, by what `X-Session` says: `new`, `reused` or `rebuilt`.",
             ("model", "decision"),
         )
-        self.session_misses = FastCounters(
+        self.session_misses = self._add_counters(
             "roundhouse_gateway_session_misses",
             "Turns said to be `reused` of which the engine had nothing in its cache.",
             ("model",),
         )
-        self.retries = FastCounters(
+        self.retries = self._add_counters(
             "roundhouse_gateway_retries",
             "Retries after a connection to an engine failed or its KV cache was full.",
             ("model",),
         )
-        self.client_gone = FastCounters(
+        self.client_gone = self._add_counters(
             "roundhouse_gateway_client_disconnects",
             "Clients that disconnected before their answer was complete.",
             ("model", "route"),
         )
-        self.broken_off = FastCounters(
+        self.broken_off = self._add_counters(
             "roundhouse_gateway_broken_answers",
             "Answers that ended with an error after their status was sent.",
             ("model", "code"),
         )
-        self.refusals = FastCounters(
+        self.refusals = self._add_counters(
             "roundhouse_gateway_refusals",
             "Requests that the gateway answered with an error of its own.",
             ("model", "code"),
         )
-        self.key_requests = FastCounters(
+        self.key_requests = self._add_counters(
             "roundhouse_gateway_key_requests", "Requests with a declared key, including refused ones.", ("key",)
         )
-        self.key_tokens = FastCounters(
+        self.key_tokens = self._add_counters(
             "roundhouse_gateway_key_tokens",
             "Tokens of a key's requests; direction is `in` (prompt) or `out` (completion).",
             ("key", "direction"),
         )
 
-        self.outcomes = FastCounters(
+        self.outcomes = self._add_counters(
             "roundhouse_gateway_request_outcomes",
             "Requests that ended, by how: `completed`, `errored` (an error's status, or broken off by one), or "
             "`cancelled` by their client.",
             ("model", "outcome"),
         )
-        self.rounds = FastCounters(
+        self.rounds = self._add_counters(
             "roundhouse_gateway_rounds",
             "Rounds of responses whose tools the gateway runs, by how they ended, as in `request_outcomes_total`, "
             "which counts the response.",
             ("model", "outcome"),
         )
-        self.inference_seconds = FastCounters(
+        self.inference_seconds = self._add_counters(
             "roundhouse_gateway_inference_seconds",
             "Seconds from the sending of requests to an engine to their end, added up.",
             ("model",),
         )
-        self.stream_chunks = FastCounters(
+        self.stream_chunks = self._add_counters(
             "roundhouse_gateway_stream_chunks", "Events of engines' streams, counted when the request ends.", ("model",)
         )
-        self.stream_seconds = FastCounters(
+        self.stream_seconds = self._add_counters(
             "roundhouse_gateway_stream_seconds",
             "Seconds from the first byte of streams to their end, added up.",
             ("model",),
         )
-        self.unreported_tokens = FastCounters(
+        self.unreported_tokens = self._add_counters(
             "roundhouse_gateway_unreported_tokens",
             "Tokens of streams that ended before the engine reported its count; they count in `out`, too.",
             ("model",),
         )
-        self.first_token = FastHistograms(
+        self.first_token = self._add_histograms(
             "roundhouse_gateway_time_to_first_token_seconds",
             "Seconds from the headers of a request for a stream to the first event of its answer.",
             ("model",),
             _FIRST_TOKEN_BUCKETS,
         )
-        self.output_token = FastHistograms(
+        self.output_token = self._add_histograms(
             "roundhouse_gateway_time_per_output_token_seconds",
             "Seconds for each token after the first, the mean of each complete stream.",
             ("model",),
             _OUTPUT_TOKEN_BUCKETS,
         )
-        self.request_tokens = FastHistograms(
+        self.request_tokens = self._add_histograms(
             "roundhouse_gateway_request_tokens",
             "Tokens of each request as its engine counted them; direction is `in` (prompt) or `out` (completion).",
             ("model", "direction"),
             _TOKEN_BUCKETS,
         )
-        self.client_requests = FastCounters(
+        self.client_requests = self._add_counters(
             "roundhouse_gateway_client_requests",
             "Requests by client, as it names itself by `X-Client-Id` or `User-Agent`.",
             ("client",),
         )
-        self.client_inference_seconds = FastCounters(
+        self.client_inference_seconds = self._add_counters(
             "roundhouse_gateway_client_inference_seconds",
             "Seconds that engines worked for a client's requests, added up.",
             ("client",),
         )
-        self.tool_calls = FastCounters(
+        self.tool_calls = self._add_counters(
             "roundhouse_gateway_tool_calls",
             "Calls of tools that ended, by how: `ok`, `error` (the tool said so), `refused`, `timeout`, `failed` or "
             "`cancelled`.",
@@ -506,8 +507,20 @@ class RequestCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its present values in prometheus_client's form. prometheus_client calls it at each
         scrape."""
-        for family in vars(self).values():
+        for family in self._families:
             yield family.make_family()
+
+    def _add_counters(self, name: str, text: str, labels: tuple[str, ...]) -> FastCounters:
+        counters = FastCounters(name, text, labels)
+        self._families.append(counters)
+        return counters
+
+    def _add_histograms(
+        self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+    ) -> FastHistograms:
+        histograms = FastHistograms(name, text, labels, bounds)
+        self._families.append(histograms)
+        return histograms
 
 
 class Metrics:

@@ -195,15 +195,11 @@ class EngineClient:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 connection = await self._open_connection(origin)
-        except TimeoutError as error:
-            call.fail_call(EngineRefusedError(f"it accepted no connection within {self._connect_timeout_s:g} s"), error)
-        except ssl.SSLError as error:
-            call.fail_call(EngineRefusedError("its TLS certificate or handshake was not accepted"), error)
         except (OSError, UnicodeError) as error:
-            call.fail_call(EngineRefusedError(), error)
-        except Exception as error:
+            call.fail_call(self._explain_refusal(error), error)
+        except Exception as fault:
             logger.exception("a connection to an engine could not be opened")
-            call.fail_call(EngineRefusedError(), error)
+            call.fail_call(EngineRefusedError(), fault)
         else:
             call.connect_task = None
             if connection.is_lost:
@@ -213,6 +209,13 @@ class EngineClient:
             connection.send_request(call, head, body)
             if call.is_paused:
                 connection.pause()
+
+    def _explain_refusal(self, error: OSError | UnicodeError) -> EngineRefusedError:
+        if isinstance(error, TimeoutError):
+            return EngineRefusedError(f"it accepted no connection within {self._connect_timeout_s:g} s")
+        if isinstance(error, ssl.SSLError):
+            return EngineRefusedError("its TLS certificate or handshake was not accepted")
+        return EngineRefusedError()
 
     async def _open_connection(self, origin: Origin[EngineConnection]) -> EngineConnection:
         tls, host, port = origin.address

@@ -333,6 +333,7 @@ class EngineConnection(asyncio.Protocol):
     open, else it is closed. It is also closed when bytes or the end of the stream arrive while no request is running.
     """
 
+    __deletable__ = ("_parser", "_transport")  # for mypyc
     __slots__ = (
         "_bytes_without_body",
         "_call",

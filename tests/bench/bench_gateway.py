@@ -1,4 +1,4 @@
-"""The gateway against nginx, LiteLLM's proxy and no proxy, on the same fake engine, in one run.
+"""The gateway, as Python and compiled, against nginx, LiteLLM's proxy, no proxy and itself on 22 November, in one run.
 
 Every feature of the gateway is on: keys with limits, admission, headers, metrics. All targets get the same request.
 Every round measures every target, so that a noisy machine is noisy for all, and medians are shown. Engine, proxy and
@@ -29,7 +29,7 @@ from tests.bench.load import (
     sequential_p50_ms,
 )
 from tests.bench.report import Figure
-from tests.bench.targets import GATEWAY, LITELLM, NGINX, NO_PROXY, Target, targets
+from tests.bench.targets import BASELINE, COMPILED, GATEWAY, LITELLM, NGINX, NO_PROXY, Target, targets
 
 CONNECTIONS = 32
 FEW, MANY = 16, 512
@@ -97,6 +97,12 @@ class Seen:
         """The middle of what was noted; None where nothing was."""
         noted = self.values.get(figure, {}).get(target)
         return statistics.median(noted) if noted else None
+
+    def median_ratio(self, figure: str, target: str, other: str) -> float | None:
+        """The middle of the ratios round by round; None where one of the two was not measured."""
+        noted = self.values.get(figure, {})
+        pairs = list(zip(noted.get(target, ()), noted.get(other, ()), strict=False))
+        return statistics.median(one / two for one, two in pairs) if pairs else None
 
 
 async def measure_round(target: Target, secret: str, effort: Effort, seen: Seen) -> None:
@@ -185,6 +191,11 @@ def figures(seen: Seen) -> list[Figure]:
         ours, theirs = seen.median(figure, GATEWAY), seen.median(figure, other)
         if ours is not None and theirs is not None:
             shown.append(Figure(f"{GATEWAY} over {other}: {figure}", ours / theirs, "x", aim))
+    for name in (GATEWAY, COMPILED):
+        for figure, aim in ((CPU_REQUEST, "<= 0.8"), (CPU_CHUNK, "<= 0.8")):
+            ratio = seen.median_ratio(figure, name, BASELINE)
+            if ratio is not None:
+                shown.append(Figure(f"{name} over {BASELINE}: {figure}", ratio, "x", aim))
     for figure, aim in ((P50, "<= 0.44"), (FIRST, "<= 0.5")):
         for name in names[1:]:
             proxied, direct = seen.median(figure, name), seen.median(figure, NO_PROXY)
@@ -199,11 +210,11 @@ def figures(seen: Seen) -> list[Figure]:
 def run(arguments: Sequence[str] = ()) -> list[Figure]:
     """Measure. Or, with `--profile`, show what the gateway spends its time on.
 
-    `arguments`: `--rounds N`, `--without nginx|LiteLLM` (may be given twice), `--profile`.
+    `arguments`: `--rounds N`, `--without NAME` of a target (may be given often), `--profile`.
     """
     parser = argparse.ArgumentParser(prog="make bench ARGS=gateway", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="nginx|litellm")
+    parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="NAME")
     parser.add_argument("--profile", action="store_true", help="where the gateway's CPU time goes, instead")
     options = parser.parse_args(arguments)
     allow_many_files()
@@ -211,5 +222,5 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
         from tests.bench.profile_gateway import profile
 
         return uvloop.run(profile())
-    wanted = [name for name in (NGINX, LITELLM, GATEWAY) if name.lower() not in options.without]
+    wanted = [name for name in (NGINX, LITELLM, GATEWAY, COMPILED, BASELINE) if name.lower() not in options.without]
     return figures(uvloop.run(measure_all(options.rounds, wanted)))

@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import psutil
 
 from contract.keys import Key
-from tests.bench import litellm
+from tests.bench import baseline, litellm
 from tests.bench.load import CHAT, close, connect, request_bytes
 from tests.fakes.fake_controller import FakeController, route
+from tests.support.compiled_gateway import build_gateway, environment_of
 from tests.support.ports import free_port
 
 NO_PROXY, NGINX, LITELLM, GATEWAY = "no proxy", "nginx", "LiteLLM", "gateway"
+COMPILED, BASELINE = "compiled gateway", f"gateway of {baseline.COMMIT}"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "roundhouse"
 KEYS = 50
 """Keys that the gateway knows."""
@@ -156,12 +160,49 @@ async def targets(
             found.append(await _start_litellm(setting))
         if GATEWAY in wanted:
             module = () if samples is None else ("tests.bench.sampled_gateway", str(samples))
-            controller = await start_controller(stack)
-            found.append(await start_gateway(stack, controller, folder, *module, **(env or {})))
-            urls = [f"http://127.0.0.1:{direct.port}"]
-            model = route("bench", urls, target_inflight=4096, queue_limit=4096, apis=(CHAT,))
-            await controller.publish(model, keys=declared_keys(secret))
+            found.append(await _start_gateway(setting, GATEWAY, *module, **(env or {})))
+        if COMPILED in wanted:
+            found.append(await _start_compiled(setting))
+        if BASELINE in wanted:
+            found.append(await _start_baseline(setting))
         yield [target for target in found if target is not None and await _is_up(target, secret)]
+
+
+async def _start_gateway(setting: Setting, name: str, *module: str, **env: str) -> Target:
+    controller = await start_controller(setting.stack)
+    state = setting.folder / name.replace(" ", "-")
+    state.mkdir()
+    started = await start_gateway(setting.stack, controller, state, *module, **env)
+    urls = [f"http://127.0.0.1:{setting.engine_port}"]
+    model = route("bench", urls, target_inflight=4096, queue_limit=4096, apis=(CHAT,))
+    await controller.publish(model, keys=declared_keys(setting.secret))
+    return replace(started, name=name)
+
+
+async def _start_compiled(setting: Setting) -> Target | None:
+    try:
+        folder = await asyncio.to_thread(build_gateway)
+    except subprocess.CalledProcessError as error:
+        print(f"the gateway cannot be compiled; measuring without that: {error}", file=sys.stderr)
+        return None
+    return await _start_gateway(setting, COMPILED, **environment_of(folder))
+
+
+async def _start_baseline(setting: Setting) -> Target | None:
+    try:
+        folder = await asyncio.to_thread(baseline.checkout, CACHE)
+    except baseline.NoBaselineError as error:
+        print(f"measuring without the gateway of {baseline.COMMIT}: {error}", file=sys.stderr)
+        return None
+    command = [sys.executable, baseline.__file__, setting.secret]
+    started = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=folder
+    )
+    assert started.stdin is not None
+    assert started.stdout is not None
+    setting.stack.push_async_callback(started.wait)
+    setting.stack.callback(started.stdin.close)
+    return Target(BASELINE, **json.loads(await started.stdout.readline()))
 
 
 async def _start_nginx(setting: Setting) -> Target | None:

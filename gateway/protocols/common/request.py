@@ -279,16 +279,16 @@ def _decode(raw: bytes, large_body: LargeBody | None = None) -> Any:
             if end == len(text):
                 return fields
         fields = _DECODER.decode(text)
-    except UnicodeDecodeError as error:
-        start = error.start if large_body is None else large_body.place_in_body(error.start)
+    except UnicodeDecodeError as no_text:
+        start = no_text.start if large_body is None else large_body.place_in_body(no_text.start)
         raise RoundhouseError("invalid_json", f"The body is not UTF-8: byte {start} is wrong.") from None
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
+    except json.JSONDecodeError as no_json:
+        place = f"line {no_json.lineno} column {no_json.colno}"
         if large_body is not None:
-            place = f"byte {large_body.place_in_body(len(error.doc[: error.pos].encode()))}"
-        raise RoundhouseError("invalid_json", f"The body is not JSON: {error.msg} at {place}.") from None
-    except ValueError as error:
-        raise RoundhouseError("invalid_json", f"The body is not JSON: {error}.") from None
+            place = f"byte {large_body.place_in_body(len(no_json.doc[: no_json.pos].encode()))}"
+        raise RoundhouseError("invalid_json", f"The body is not JSON: {no_json.msg} at {place}.") from None
+    except ValueError as wrong_value:
+        raise RoundhouseError("invalid_json", f"The body is not JSON: {wrong_value}.") from None
     except RecursionError:
         raise RoundhouseError("invalid_json", "The body is nested too deeply.") from None
     return fields

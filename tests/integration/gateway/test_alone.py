@@ -111,6 +111,7 @@ async def refused(alone: GatewayHarness, path: str, param: str, **fields: Any) -
         assert f"`{param}`" in error["message"]
 
 
+@pytest.mark.interpreted
 async def test_it_serves_without_the_package(tmp_path: Path) -> None:
     """As it lies on a disk with nothing but what it imports."""
     for package in ("common", "contract", "gateway"):

@@ -24,7 +24,7 @@ from tests.support.queueing import key
 from tests.support.wait import until
 from tests.support.worker_process import Worker
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.embedded, pytest.mark.interpreted]
 
 SLOTS = 4
 TOKEN = "replica-token"

@@ -101,6 +101,7 @@ async def test_requests_per_minute_hold_on_routes_of_the_framework(
     assert (await gateway.request(method, path, key="secret-a")).status != 429
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("method", "path"), READING)
 async def test_reading_costs_no_request_and_has_a_bound_of_its_own(
     method: str, path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch

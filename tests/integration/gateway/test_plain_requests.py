@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.trace import trace_chat
 
+pytestmark = pytest.mark.interpreted
+
 FEATURES = ("assistant/", "gateway/sessions", "gateway/exchange/session", "gateway/exchange/progress")
 
 

@@ -1,8 +1,9 @@
-"""The SBOM of each image, against the locks that it was built from."""
+"""The SBOM of each image, against the locks that it was built from, and the gateway's compiled files."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from typing import Any
 
@@ -57,3 +58,10 @@ def test_an_image_without_python_of_ours_lists_its_base(built: dict[str, str]) -
     assert "libc6" in packages(made, "deb")
     assert packages(made, "pypi") == {}
     assert made["metadata"]["component"]["name"] == "roundhouse/llama-server"
+
+
+def test_the_gateway_s_hot_path_is_compiled_in_its_image(built: dict[str, str]) -> None:
+    program = "import gateway.exchange.exchange as module; print(module.__file__)"
+    command = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "/opt/roundhouse/bin/python"]
+    shown = subprocess.run([*command, built["gateway"], "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip().endswith(".so")

@@ -545,6 +545,7 @@ async def test_a_key_that_is_withdrawn_ends_the_loop() -> None:
         await is_over(loop)
 
 
+@pytest.mark.interpreted
 async def test_a_slow_client_slows_the_round_down(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[EngineStage] = []
     pause = EngineStage.pause

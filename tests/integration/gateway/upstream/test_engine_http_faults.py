@@ -147,6 +147,7 @@ async def test_a_refused_connection_and_an_unknown_name(caplog: pytest.LogCaptur
     assert caplog.records == []
 
 
+@pytest.mark.interpreted
 async def test_a_connection_that_is_lost_before_the_request_was_sent() -> None:
     async with scripted() as engine, client_of() as client:
         opened = client._open_connection

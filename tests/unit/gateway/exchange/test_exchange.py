@@ -39,6 +39,8 @@ from tests.fakes.fake_engine_client import FakeEngineCall, FakeEngineClient
 from tests.fakes.gateway_harness import assemble_gateway
 from tests.support.outcomes import present
 
+pytestmark = pytest.mark.interpreted
+
 # From a state in a row to a state in a column, in the order of the enum.
 TABLE = """
              OPENED PREPARING QUEUED LOADING HELD SENT ANSWERING ENDED
