@@ -148,7 +148,8 @@ def open_streams(
     """Return the resumable streams, with those that an earlier gateway left in files of the state folder
     (`ResumableStreams.recover_streams`). `clock`: Unix time in seconds.
 
-    Reads these files, which blocks, unless `stream_files` is off. Close the result when the gateway ends. Raises
+    Locks and reads that folder, which blocks, unless `stream_files` is off. Where another gateway holds it, nothing is
+    recovered and streams stay in memory; no error says so. Close the result when the gateway ends. Raises
     OSError if the folder of the files cannot be read.
     """
     ring_bytes = settings.stream_ring_bytes

@@ -212,6 +212,12 @@ NO_LANGUAGE: Final = "none"
 Mode = Literal["dense", "sparse", "hybrid"]
 
 
+DENSE_WEIGHT: Final = 0.4
+"""Of the search by meaning, beside 1 for words. A small embedding model ranks worse than words: with equal weights,
+hybrid searches found less than words alone in each set of the campaign (nDCG@10, mixed: 0.71; by words 0.75; with 0.4:
+0.76)."""
+
+
 class FusionChoice(BaseModel):
     """How a `hybrid` search makes one ranking of two: the dense one (by meaning) and the sparse one (by words). Other
     modes ignore it."""
@@ -224,7 +230,7 @@ class FusionChoice(BaseModel):
         "0 to 1 over its candidates.",
     )
     dense_weight: float = Field(
-        0.4,
+        DENSE_WEIGHT,
         ge=0,
         le=100,
         description="The default is measured with a small embedding model; a large one may deserve 1.",

@@ -1,4 +1,4 @@
-"""Error answers: OpenAI's error envelope with additional fields (DESIGN.md §4), and all codes that may appear in it."""
+"""Error answers: OpenAI's error envelope with additional fields, and all codes that may appear in it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 An override holds a digest of each definition field that it replaces, as declared at that time. If the field is edited
 in the files later, the files win: an edit of a parameter ends that parameter, an edit of `enabled` or `replicas` ends
-the whole override (DESIGN.md §3, "What is wanted").
+the whole override.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ and documents."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, Literal
 
 from pydantic import BaseModel, Field
@@ -147,8 +148,10 @@ _STORE_CODES: Final = ("vector_store_not_found",)
 _STORE_FILE_CODES: Final = ("vector_store_not_found", "file_not_found")
 _USE_CODES: Final = ("invalid_json", "vector_store_expired", "storage_full", "retrieval_busy", *_STORE_FILE_CODES)
 
+_route: Final = partial(RouteSpec, tag="retrieval")
+
 _FILE_ROUTES: Final = (
-    RouteSpec(
+    _route(
         "POST",
         FILES,
         "Upload a file",
@@ -158,9 +161,9 @@ _FILE_ROUTES: Final = (
         takes_file=True,
         codes=("document_empty", "document_too_large", "storage_full"),
     ),
-    RouteSpec("GET", FILES, "List files", "The tenant's files.", FileList, query=(_FILE_LIMIT, ORDER, AFTER, _PURPOSE)),
-    RouteSpec("GET", FILE, "A file", "A file, without its content.", File, codes=("file_not_found",)),
-    RouteSpec(
+    _route("GET", FILES, "List files", "The tenant's files.", FileList, query=(_FILE_LIMIT, ORDER, AFTER, _PURPOSE)),
+    _route("GET", FILE, "A file", "A file, without its content.", File, codes=("file_not_found",)),
+    _route(
         "DELETE",
         FILE,
         "Delete a file",
@@ -168,7 +171,7 @@ _FILE_ROUTES: Final = (
         DeletedFile,
         codes=("file_not_found",),
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{FILE}/content",
         "The content of a file",
@@ -178,7 +181,7 @@ _FILE_ROUTES: Final = (
     ),
 )
 _STORE_ROUTES: Final = (
-    RouteSpec(
+    _route(
         "POST",
         STORES,
         "Create a vector store",
@@ -187,7 +190,7 @@ _STORE_ROUTES: Final = (
         body=NewVectorStore,
         codes=("invalid_json", "file_not_found", "storage_full", "retrieval_busy"),
     ),
-    RouteSpec(
+    _route(
         "GET",
         STORES,
         "List vector stores",
@@ -195,8 +198,8 @@ _STORE_ROUTES: Final = (
         VectorStoreList,
         query=(LIMIT, ORDER, AFTER, _BEFORE),
     ),
-    RouteSpec("GET", STORE, "A vector store", "Its state and files by status.", VectorStoreObject, codes=_STORE_CODES),
-    RouteSpec(
+    _route("GET", STORE, "A vector store", "Its state and files by status.", VectorStoreObject, codes=_STORE_CODES),
+    _route(
         "POST",
         STORE,
         "Change a vector store",
@@ -205,7 +208,7 @@ _STORE_ROUTES: Final = (
         body=VectorStoreChange,
         codes=("invalid_json", *_STORE_CODES),
     ),
-    RouteSpec(
+    _route(
         "DELETE",
         STORE,
         "Delete a vector store",
@@ -213,7 +216,7 @@ _STORE_ROUTES: Final = (
         DeletedVectorStore,
         codes=_STORE_CODES,
     ),
-    RouteSpec(
+    _route(
         "POST",
         f"{STORE}/search",
         "Search a vector store",
@@ -222,7 +225,7 @@ _STORE_ROUTES: Final = (
         body=VectorStoreSearch,
         codes=("invalid_json", "vector_store_expired", "embedding_unavailable", "rerank_unavailable", *_STORE_CODES),
     ),
-    RouteSpec(
+    _route(
         "POST",
         STORE_FILES,
         "Add a file to a vector store",
@@ -231,7 +234,7 @@ _STORE_ROUTES: Final = (
         body=NewVectorStoreFile,
         codes=_USE_CODES,
     ),
-    RouteSpec(
+    _route(
         "GET",
         STORE_FILES,
         "List the files of a vector store",
@@ -240,7 +243,7 @@ _STORE_ROUTES: Final = (
         query=(LIMIT, ORDER, AFTER, _BEFORE, _FILE_STATUS),
         codes=_STORE_CODES,
     ),
-    RouteSpec(
+    _route(
         "GET",
         STORE_FILE,
         "A file of a vector store",
@@ -248,7 +251,7 @@ _STORE_ROUTES: Final = (
         VectorStoreFile,
         codes=_STORE_FILE_CODES,
     ),
-    RouteSpec(
+    _route(
         "POST",
         STORE_FILE,
         "Change a file's attributes",
@@ -257,7 +260,7 @@ _STORE_ROUTES: Final = (
         body=AttributesChange,
         codes=_USE_CODES,
     ),
-    RouteSpec(
+    _route(
         "DELETE",
         STORE_FILE,
         "Remove a file from a vector store",
@@ -265,7 +268,7 @@ _STORE_ROUTES: Final = (
         DeletedVectorStoreFile,
         codes=_STORE_FILE_CODES,
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{STORE_FILE}/content",
         "The text of a file in a vector store",
@@ -273,7 +276,7 @@ _STORE_ROUTES: Final = (
         FileContent,
         codes=("document_not_found", *_STORE_FILE_CODES),
     ),
-    RouteSpec(
+    _route(
         "POST",
         STORE_BATCHES,
         "Add files to a vector store",
@@ -282,8 +285,8 @@ _STORE_ROUTES: Final = (
         body=NewFileBatch,
         codes=_USE_CODES,
     ),
-    RouteSpec("GET", STORE_BATCH, "A batch", "Its files by status.", FileBatchObject, codes=_STORE_CODES),
-    RouteSpec(
+    _route("GET", STORE_BATCH, "A batch", "Its files by status.", FileBatchObject, codes=_STORE_CODES),
+    _route(
         "POST",
         f"{STORE_BATCH}/cancel",
         "Cancel a batch",
@@ -291,7 +294,7 @@ _STORE_ROUTES: Final = (
         FileBatchObject,
         codes=_STORE_CODES,
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{STORE_BATCH}/files",
         "List the files of a batch",
@@ -303,7 +306,7 @@ _STORE_ROUTES: Final = (
 )
 
 ROUTES: Final = (
-    RouteSpec(
+    _route(
         "POST",
         "/v1/documents",
         "Add or replace a document",
@@ -317,7 +320,7 @@ ROUTES: Final = (
         query=(_WAIT,),
         codes=(*_WRITE_CODES, *_PARSE_CODES),
     ),
-    RouteSpec(
+    _route(
         "GET",
         "/v1/documents",
         "List documents",
@@ -325,8 +328,8 @@ ROUTES: Final = (
         DocumentList,
         query=(LIMIT, ORDER, AFTER, _FILTER, _STATUS),
     ),
-    RouteSpec("GET", DOCUMENT, "A document", "Its state and metadata.", Document, codes=("document_not_found",)),
-    RouteSpec(
+    _route("GET", DOCUMENT, "A document", "Its state and metadata.", Document, codes=("document_not_found",)),
+    _route(
         "DELETE",
         DOCUMENT,
         "Delete a document",
@@ -334,7 +337,7 @@ ROUTES: Final = (
         DeletedDocument,
         codes=("document_not_found",),
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{DOCUMENT}/chunks",
         "The chunks of a document",
@@ -346,7 +349,7 @@ ROUTES: Final = (
         ),
         codes=("document_not_found",),
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{DOCUMENT}/text",
         "The text of a document",
@@ -354,7 +357,7 @@ ROUTES: Final = (
         None,
         codes=("document_not_found",),
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{DOCUMENT}/content",
         "The original of a document",
@@ -362,7 +365,7 @@ ROUTES: Final = (
         None,
         codes=("document_not_found",),
     ),
-    RouteSpec(
+    _route(
         "GET",
         f"{DOCUMENT}/events",
         "Follow a document",
@@ -370,7 +373,7 @@ ROUTES: Final = (
         None,
         codes=("document_not_found",),
     ),
-    RouteSpec(
+    _route(
         "POST",
         "/v1/search",
         "Search documents",
@@ -379,8 +382,8 @@ ROUTES: Final = (
         body=SearchRequest,
         codes=("invalid_json", "embedding_unavailable", "rerank_unavailable"),
     ),
-    RouteSpec("GET", "/v1/tenants", "List tenants", "What each tenant has stored.", TenantList),
-    RouteSpec(
+    _route("GET", "/v1/tenants", "List tenants", "What each tenant has stored.", TenantList),
+    _route(
         "DELETE",
         "/v1/tenants/{tenant_id:path}",
         "Delete a tenant",
@@ -390,7 +393,7 @@ ROUTES: Final = (
     ),
     *_FILE_ROUTES,
     *_STORE_ROUTES,
-    RouteSpec(
+    _route(
         "GET",
         "/v1/retrieval",
         "The state of retrieval",
@@ -398,7 +401,7 @@ ROUTES: Final = (
         RetrievalStatus,
         access="admin",
     ),
-    RouteSpec(
+    _route(
         "POST",
         "/v1/retrieval/reindex",
         "Index everything anew",
@@ -408,7 +411,7 @@ ROUTES: Final = (
         status=202,
         access="admin",
     ),
-    RouteSpec(
+    _route(
         "POST",
         "/v1/retrieval/clock/confirm",
         "Confirm retrieval's clock",

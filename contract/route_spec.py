@@ -51,7 +51,8 @@ class RouteSpec:
     route of the gateway has."""
     query: tuple[Parameter, ...] = ()
     """Parameters that the handler reads itself; those of its signature are not repeated here."""
-    tag: str = "retrieval"
+    tag: str = field(kw_only=True)
+    """Group of the route in the document: a name in `gateway.api.declare.TAGS`."""
     status: int = 200
     takes_file: bool = False
     """Whether the body may be `multipart/form-data` with a file."""

@@ -13,7 +13,7 @@ would misread the new format."""
 
 
 class ModelState(StrEnum):
-    """State of a model as clients see it (DESIGN.md §4)."""
+    """State of a model as clients see it."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"

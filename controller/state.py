@@ -205,7 +205,7 @@ class ReplicaKey:
 @dataclass(frozen=True, slots=True)
 class Statement:
     """What currently decides whether a model runs: the files, a request for an autoload model, or an operator's load or
-    unload (DESIGN.md §3, "What is wanted"). `since`: Unix time."""
+    unload. `since`: Unix time."""
 
     kind: Literal["file", "autoload", "load", "unload"]
     """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""

@@ -24,7 +24,7 @@ LEGAL: Final[Mapping[ModelState, frozenset[ModelState]]] = MappingProxyType(
         ModelState.FAILED: frozenset({ModelState.LOADING, ModelState.UNLOADING, ModelState.UNLOADED}),
     }
 )
-"""Published state to the states that may be published after it (seed 001, DESIGN.md §3)."""
+"""Published state to the states that may be published after it."""
 
 PASSING: Final = frozenset({ModelState.LOADING, ModelState.UNLOADING})
 """States that may be published as a step towards another. The other states are published only while they are true."""

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from contract.documents import DENSE_WEIGHT
 from retrieval.vector_store.base import ScoredPoint
 
 RRF_CONSTANT: Final = 2
-DENSE_WEIGHT: Final = 0.4
-"""Beside 1 for words. A small embedding model ranks worse than words: with equal weights, hybrid searches found less
-than words alone in each set of the campaign (nDCG@10, mixed: 0.71; by words 0.75; with 0.4: 0.76)."""
 
 Place = tuple[int, int]
 """Where a chunk is: the number of its version, and its ordinal in it."""

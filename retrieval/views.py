@@ -166,20 +166,21 @@ def build_search(wanted: VectorStoreSearch, query: str, *, has_reranker: bool) -
     Raises pydantic's ValidationError for an empty query.
     """
     ranking = wanted.ranking_options
-    weights = None if ranking is None else ranking.hybrid_search
-    fusion = FusionChoice(method="weighted")
-    if weights is not None:
-        fusion = FusionChoice(
-            method="weighted", dense_weight=weights.embedding_weight, sparse_weight=weights.text_weight
-        )
     wants_rerank = ranking is not None and ranking.ranker not in (None, "none")
     return SearchRequest(
         query=query[:32_768],
         top_k=wanted.max_num_results,
         filter=wanted.filters,
-        fusion=fusion,
+        fusion=_choose_fusion(wanted),
         rerank=wants_rerank and has_reranker,
     )
+
+
+def _choose_fusion(wanted: VectorStoreSearch) -> FusionChoice:
+    weights = None if wanted.ranking_options is None else wanted.ranking_options.hybrid_search
+    if weights is None:
+        return FusionChoice(method="weighted")
+    return FusionChoice(method="weighted", dense_weight=weights.embedding_weight, sparse_weight=weights.text_weight)
 
 
 def merge_results(
@@ -204,7 +205,7 @@ def merge_results(
 
 
 def scale_score(hit: SearchHit, result: SearchResult, wanted: VectorStoreSearch) -> float:
-    """Return a hit's score from 0 to 1, by how its search `result` was made.
+    """Return a hit's score from 0 to 1, by how its search `result` was made: the search of `build_search(wanted)`.
 
     Hybrid without a rerank: the weighted sum over the sum of the weights, 0 where that is 0. Dense without a rerank:
     the score (the cosine), cut to 0..1. Otherwise (BM25, or a rerank model's score), where there is no upper bound:
@@ -212,8 +213,8 @@ def scale_score(hit: SearchHit, result: SearchResult, wanted: VectorStoreSearch)
     """
     is_reranked = hit.scores.rerank is not None
     if result.mode == "hybrid" and not is_reranked:
-        weights = None if wanted.ranking_options is None else wanted.ranking_options.hybrid_search
-        total = 2.0 if weights is None else weights.embedding_weight + weights.text_weight
+        fusion = _choose_fusion(wanted)
+        total = fusion.dense_weight + fusion.sparse_weight
         return min(1.0, hit.score / total) if total else 0.0
     positive = max(0.0, hit.score)
     return min(1.0, positive) if result.mode == "dense" and not is_reranked else positive / (1.0 + positive)

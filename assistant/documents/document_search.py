@@ -96,7 +96,7 @@ class DocumentSearch:
         """Ask retrieval for the hits among a tenant's documents, and return them, best first; `data` may be empty.
 
         `request_id`: sent along, for the logs of retrieval. `place`: path of the search in the client's request, the
-        prefix of an error's `param`; None: no prefix. The answer has no time limit but the client's own.
+        prefix of an error's `param`; None: no prefix. Only connecting has a time limit.
 
         Raises:
             RoundhouseError: `retrieval_disabled`; `retrieval_unavailable` if retrieval does not answer, refuses the

@@ -198,12 +198,13 @@ def _stop_search(task: asyncio.Task[SearchResult], _: Exchange) -> None:
 
 
 def grounded_chat_hooks(documents: DocumentSearch) -> ExchangeHooks:
-    """Return the hooks of requests for chat completions."""
+    """Return the hooks that ground chat completions: for a request with the field `rag`, documents are searched,
+    passages are added, and the answer cites them. Errors: see `AnswerAnnotator.search_documents`."""
     annotator = AnswerAnnotator(documents, annotate_completion, AnnotatedChat)
     return ExchangeHooks(on_request=(ConditionalHook(annotator.search_documents, _GROUNDED),))
 
 
 def grounded_message_hooks(documents: DocumentSearch) -> ExchangeHooks:
-    """Return the hooks of requests for Anthropic's messages."""
+    """Return the hooks that do the same for Anthropic's messages."""
     annotator = AnswerAnnotator(documents, annotate_message, AnnotatedMessage)
     return ExchangeHooks(on_request=(ConditionalHook(annotator.search_documents, _GROUNDED),))

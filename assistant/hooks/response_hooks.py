@@ -72,7 +72,8 @@ class BackgroundResponse:
 
     @property
     def saved(self) -> asyncio.Future[None]:
-        """Done when the queued response is stored, or cannot be."""
+        """The future of `follow_save`, before which it is an AttributeError. Done when the queued response is stored;
+        its exception says why it cannot be. Await it shielded: cancelling it would cancel the save."""
         return self._save_future
 
     @property
@@ -279,7 +280,8 @@ class ExchangeRun:
 
     @property
     def saved(self) -> asyncio.Future[None] | None:
-        """Done when the response is stored at its beginning, or cannot be. None unless it is made in the background and
+        """Done when the response is stored at its beginning; its exception says why it cannot be. Await it shielded.
+        None unless it is made in the background and
         admission has accepted it."""
         return self._background.saved if self._background is not None else None
 

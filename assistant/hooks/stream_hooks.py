@@ -191,6 +191,7 @@ def _keep_stream(exchange: Exchange, _: ModelRoute, streams: ResumableStreams, r
 
 
 def stream_hooks(streams: ResumableStreams, responses: StoredResponses) -> ExchangeHooks:
-    """Return the hooks of requests by HTTP. Add them after those of stored responses, whose state they read."""
+    """Return the hooks that keep the stream of a request with `X-Conversation-Id` and of a background response, both by
+    HTTP. Add them after those of stored responses, whose state they read."""
     hook = partial(_keep_stream, streams=streams, responses=responses)
     return ExchangeHooks(on_request=(ConditionalHook(hook, Trigger(frozenset(("background",)), frozenset((HEADER,)))),))

@@ -421,8 +421,9 @@ _TOOLS: Final = Trigger(frozenset(("tools",)))
 
 
 def counted_tool_hooks(runner: ToolRunner) -> ExchangeHooks:
-    """Return the hooks of requests that make no response: the tools of servers count as the model's. After the hooks of
-    responses."""
+    """Return the hooks of `/v1/responses/input_tokens` and `/compact`, which read a request as for a response and make
+    none: tools of the MCP servers that it names become part of its prompt, and none is called. Add them after
+    `response_hooks`, which set the request's `ResponseContext`."""
     return ExchangeHooks(on_request=(ConditionalHook(partial(_find_servers, runner=runner), _TOOLS),))
 
 

@@ -242,7 +242,8 @@ class Tool:
     """Whether the tool reaches beyond Roundhouse."""
 
     def build_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the arguments: an object without titles."""
+        """Return the JSON Schema of the arguments, an object: without its own title and description and the titles of
+        its properties; those nested deeper stay."""
         schema = self.arguments.model_json_schema()
         for field in ("title", "description"):
             schema.pop(field, None)

@@ -5,7 +5,7 @@ The schema of a load's body refuses wrong types, unknown fields, numbers below 1
 (422). What depends on the model's backend is checked afterwards by `find_wrong_backend` and `Engine.load_faults`
 (400, the code is `invalid_load_request`).
 
-A refusal changes nothing. Source of the rules: seed 001 and DESIGN.md §4.
+A refusal changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Resolve definitions, overrides and demand to a `DesiredState`. Pure.
 
-An override decides whether a model is loaded; without one, demand does for an `autoload` model; else `enabled`
-(DESIGN.md §3, "What is wanted").
+An override decides whether a model is loaded; without one, demand does for an `autoload` model; else `enabled`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ TAGS: Final[list[dict[str, Any]]] = [
     {"name": "retrieval", "description": "Documents, searches, and OpenAI's files and vector stores."},
     {"name": "tools", "description": "Tools that clients and models may call, where an operator has enabled them."},
     {"name": "models", "description": "Models that requests can name."},
-    {"name": "operations", "description": "Health and metrics of the gateway. They need no key."},
+    {
+        "name": "operations",
+        "description": "Health, metrics, limits and clock of the gateway. Each says which key it needs.",
+    },
 ]
 
 INGRESS_CODES: Final = (

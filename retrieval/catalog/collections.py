@@ -111,9 +111,10 @@ def count_missing(db: sqlite3.Connection, number: int) -> int:
 
 
 def note_indexed(db: sqlite3.Connection, number: int, version: int) -> None:
-    """Note that all points of a version are in the collection. Does nothing for a deleted version, one that is noted
-    already, or a collection that the catalog has not. Call within a transaction (`CatalogDatabase.write`). Blocks;
-    raises sqlite3.Error if the catalog fails."""
+    """Note that all points of the version `version` are in the collection `number` (`Collection.number`).
+
+    Does nothing for a deleted version, one that is noted already, or a collection that the catalog has not. Call within
+    a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     db.execute(
         "INSERT OR IGNORE INTO indexed (collection, version) SELECT c.number, v.number FROM collections c, versions v "
         "WHERE c.number = ? AND v.number = ?",

@@ -50,8 +50,9 @@ def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, A
 
 
 def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None, str | None, str]:
-    """Return the JSON Schema that the answer must follow, the GBNF grammar that it must follow, and the field that asks
-    for it. At least one of the first two is None; if both are, the field is `response_format`. Raises RequestError if
+    """Return the JSON Schema that the answer must follow, the GBNF grammar that it must follow, and the place in the
+    request that asks for it, with dots (`response_format.json_schema.schema`). At least one of the first two is None;
+    if both are, the place is `response_format`. An empty `grammar` asks for nothing. Raises RequestError if
     the request asks for two forms, or `response_format` has an unknown type or a schema that is no object."""
     schema, place = schema_asked(request.response_format)
     asked: list[tuple[dict[str, Any] | None, str | None, str]] = []

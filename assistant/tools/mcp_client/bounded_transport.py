@@ -266,7 +266,9 @@ class DepthCut:
         self._depth = 0
 
     def feed(self, text: bytes) -> bytes:
-        """Return the next part of the text, `text`, without what is nested too deep. Parts come in order."""
+        """Return the next part of the text with null in the place of each object or array that is nested too deep.
+
+        Parts come in order, and each ends outside of strings: the depth is kept for the next one."""
         kept: list[bytes] = []
         at = 0
         for found in _TOKEN.finditer(text):

@@ -38,8 +38,9 @@ class AnswerTimes:
             self.first_token_at = now
 
     def describe_items(self, response: Fields) -> list[Fields]:
-        """Return the field `answer` of each item of `response`, a complete response object: `response_id`, `took_ms`
-        (whole milliseconds until the next item began; None: not known) and `figures`.
+        """Return the field `answer` of each item of `response`, a complete response object, in the order of `output`:
+        `response_id`, `took_ms` and `figures`. `took_ms`: whole milliseconds until the next item began, of the last
+        one until the answer ended; None for all where not as many items were noted, as without a stream.
 
         `figures` is None but for the last item, where it has those of the whole response: `model`, `usage` (None: the
         engine reported none), `first_token_ms` and `total_ms`, from the request on; None: not known.

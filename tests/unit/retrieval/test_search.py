@@ -11,7 +11,7 @@ from contract.files import VectorStoreSearch
 from retrieval.filters import FilterError, matches_filter, parse_filter
 from retrieval.fusion import RRF_CONSTANT, FusionRule, fuse_rankings
 from retrieval.vector_store.base import ScoredPoint
-from retrieval.views import scale_score
+from retrieval.views import build_search, scale_score
 
 DENSE = [ScoredPoint(1, 0, 0.9), ScoredPoint(1, 1, 0.5), ScoredPoint(2, 0, 0.1)]
 SPARSE = [ScoredPoint(2, 0, 12.0), ScoredPoint(3, 0, 4.0)]
@@ -69,7 +69,8 @@ def test_a_single_ranking_keeps_its_scores() -> None:
         ("dense", 3.0, 3.0, 0.75),
         ("dense", 1.0, 1.0, 0.5),
         ("sparse", 3.0, None, 0.75),
-        ("hybrid", 1.5, None, 0.75),
+        ("hybrid", 1.4, None, 1.0),
+        ("hybrid", 0.7, None, 0.5),
         ("hybrid", 3.0, 3.0, 0.75),
         ("hybrid", -1.0, -1.0, 0.0),
     ],
@@ -80,6 +81,22 @@ def test_scores_are_scaled_from_0_to_1(mode: Mode, score: float, rerank: float |
     hit = SearchHit(**place, headings=[], text="x", score=score, scores=scores, metadata={}, space="vs_1")
     result = SearchResult(mode=mode, embedding_model=None, rerank_model=None, complete=True, notice=None, data=[hit])
     assert scale_score(hit, result, VectorStoreSearch(query="x")) == scaled
+
+
+@pytest.mark.parametrize("ranking", [None, {"hybrid_search": {"embedding_weight": 3, "text_weight": 1}}])
+def test_the_best_of_both_rankings_has_the_score_1(ranking: dict[str, Any] | None) -> None:
+    wanted = VectorStoreSearch.model_validate({"query": "x", "ranking_options": ranking})
+    choice = build_search(wanted, "x", has_reranker=False).fusion
+    assert choice is not None
+    rule = FusionRule(choice.method, choice.dense_weight, choice.sparse_weight)
+    best = fuse_rankings([DENSE[0]], [ScoredPoint(1, 0, 9.0)], rule)[0]
+    scores = SearchScores(dense=1.0, dense_rank=1, sparse=9.0, sparse_rank=1, rerank=None)
+    place: dict[str, Any] = {"document_id": "d", "filename": None, "chunk": 0, "start": 0, "end": 1, "page": None}
+    hit = SearchHit(**place, headings=[], text="x", score=best.score, scores=scores, metadata={}, space="vs_1")
+    result = SearchResult(
+        mode="hybrid", embedding_model=None, rerank_model=None, complete=True, notice=None, data=[hit]
+    )
+    assert scale_score(hit, result, wanted) == 1.0
 
 
 GERMAN = {"type": "eq", "key": "lang", "value": "de"}

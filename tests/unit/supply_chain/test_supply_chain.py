@@ -285,7 +285,7 @@ def test_a_dockerfile_installs_with_hashes_only(dockerfile: Path) -> None:
 @pytest.mark.parametrize("image", IMAGE_LOCKS)
 def test_a_dockerfile_installs_the_locks_that_its_sbom_is_compared_with(image: str) -> None:
     text = (REPOSITORY / "images" / image / "Dockerfile").read_text()
-    named = {name for name in re.findall(r"-r (\S+\.txt)", text) if name not in ("build-requirements.txt", "compile.txt")}
+    named = set(re.findall(r"-r (\S+\.txt)", text)) - {"build-requirements.txt", "compile.txt"}
     engines = re.search(r'ARG ENGINES="([^"]*)"', text)
     if engines is not None:
         named = named - {"$engine.txt"} | {f"{engine}.txt" for engine in engines[1].split()}
