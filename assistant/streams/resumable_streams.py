@@ -283,7 +283,7 @@ def _recover_stream(
     try:
         stream.state, path, events = _end_interrupted(folder, kept)
     except OSError as error:
-        logger.error("%s cannot be read: %s", kept.path, error)  # noqa: TRY400
+        logger.error("%s cannot be read: %s", kept.path, error)  # noqa: TRY400 - the disk's error
         return None
     ring.append(events)
     if ring.size > registry.ring_bytes:
@@ -317,7 +317,7 @@ def _end_interrupted(folder: StreamFolder, kept: KeptStream) -> tuple[StreamStat
     try:
         path = folder.end_interrupted(kept, len(events), last_events, state)
     except OSError as error:
-        logger.error("%s cannot be ended: %s", kept.path, error)  # noqa: TRY400
+        logger.error("%s cannot be ended: %s", kept.path, error)  # noqa: TRY400 - the disk's error
     return state, path, events + last_events
 
 

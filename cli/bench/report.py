@@ -307,7 +307,7 @@ def comparison_rows(figures: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...
 def _pick(level: Mapping[str, Any], field: str, part: str | None) -> float | None:
     value = level[field]
     if part is None or value is None:
-        return value  # type: ignore[no-any-return]
+        return value  # type: ignore[no-any-return] # a number of JSON
     return float(value[part])
 
 

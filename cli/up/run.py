@@ -145,7 +145,7 @@ async def _end_group(process: Process) -> None:
             async with asyncio.timeout(_ENDS_WITHIN_S):
                 # Only the leader is a child, whose end an event tells of.
                 await process.wait()
-                while _send_group(process.pid, 0):  # noqa: ASYNC110
+                while _send_group(process.pid, 0):  # noqa: ASYNC110 - nothing signals its end
                     await asyncio.sleep(_PAUSE_S)
                 return
 

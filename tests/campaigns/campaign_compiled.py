@@ -29,9 +29,9 @@ _WHERE: Final = "import gateway.exchange.exchange as module; print(module.__file
 def run(_seed: int) -> Outcome:
     """Build what is not built, run the tests of `FOLDERS`, and count by folder."""
     environment = {**os.environ, **environment_of(build_gateway())}
-    told = subprocess.run([sys.executable, "-c", _WHERE], env=environment, capture_output=True, text=True, check=True)
-    if not told.stdout.strip().endswith(".so"):
-        return Outcome((), (f"the tests would run on {told.stdout.strip()}",))
+    shown = subprocess.run([sys.executable, "-c", _WHERE], env=environment, capture_output=True, text=True, check=True)
+    if not shown.stdout.strip().endswith(".so"):
+        return Outcome((), (f"the tests would run on {shown.stdout.strip()}",))
     with tempfile.TemporaryDirectory(prefix="rh") as work:
         report = Path(work) / "report.xml"
         command = [

@@ -1,6 +1,6 @@
 """The packages with the gateway's hot path compiled (ADR 31), as the gateway's image has them: for `PYTHONPATH`.
 
-python -m tests.support.compiled_gateway     builds them where they are not built, and prints their folder
+`python -m tests.support.compiled_gateway` builds them where they are not built, and prints their folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.support.docker_images import cache_dir
 from tests.support.packages import PACKAGES
 
 _SOURCES: Final = (*PACKAGES, "images/gateway/mypy.ini", "pyproject.toml", "README.md", "LICENSE")
+_KEY_LENGTH: Final = 16
 _KEPT: Final = 3
 """Builds of other states of the tree that are kept besides."""
 
@@ -41,12 +42,14 @@ def build_gateway() -> Path:
     for name in names:
         digest.update(name.encode() + b"\0" + (REPOSITORY / name).read_bytes())
     builds = cache_dir() / "compiled"
-    folder = builds / digest.hexdigest()[:16]
+    folder = builds / digest.hexdigest()[:_KEY_LENGTH]
     if not folder.exists():
         builds.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=builds) as work:
             _build_into(Path(work), names).rename(folder)
-        older = sorted((each for each in builds.iterdir() if each != folder), key=lambda each: each.stat().st_mtime)
+        # Finished builds alone: another process may be at work in a folder of its own.
+        finished = (each for each in builds.glob("?" * _KEY_LENGTH) if each != folder)
+        older = sorted(finished, key=lambda each: each.stat().st_mtime)
         for each in older[:-_KEPT]:
             shutil.rmtree(each, ignore_errors=True)
     return folder

@@ -52,8 +52,8 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
 
 
 async def ask_what_would_happen(form: Locator) -> None:
-    """Press the button, and once more where a row that changed above it moved it away between press and release. What
-    the page says in place of an answer fails the test, with its words."""
+    """Press the button, and again where nothing comes for 15 s: once, beside the whole suite, nothing came for 60 s,
+    and why is not known. What the page says in place of an answer fails the test, with its words."""
     told, refusals = form.get_by_role("list", name="What would happen"), form.get_by_role("alert")
     refused_before = await refusals.count()
     for _ in range(3):
