@@ -180,9 +180,9 @@ async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int
 
 
 async def is_unknown(client: AdminClient, model: str | None) -> bool:
-    """Return whether no model of this name or alias is declared, and print an error then. `model` None, no name to look
-    for, returns False without a request. Raises NoControllerError if no controller answers, and CommandError for any
-    other failure."""
+    """Return whether no model of this name or alias is declared, and print an error then. False also for None (there is
+    no request then), and where the controller refuses for another reason. Raises NoControllerError if no controller
+    answers, and CommandError if its answer cannot be read."""
     if model is None or await client.declares_model(model):
         return False
     print_error(f"no model {model} is declared")

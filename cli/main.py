@@ -20,3 +20,7 @@ def main() -> None:
     from cli.app import run
 
     end_program(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -169,9 +169,9 @@ class UnreadGpuStatus(Wire):
 
 
 class Problem(Wire):
-    """One error in the desired files: where it is, what is wrong, and what to do."""
+    """One error in what files or runtime declarations say: where it is, what is wrong, and what to do."""
 
-    file: str = Field(description="Path of the file.")
+    file: str = Field(description="Path of the file or folder; `runtime declarations` for what no file declares.")
     line: int | None = Field(default=None, description="Line number, from 1; null: the problem has no single line.")
     field: str | None = Field(
         default=None,

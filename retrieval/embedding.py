@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from common.internal_tokens import RETRIEVAL_TOKEN
-from common.network.transport import UnreadableAnswerError, gather_whole
+from common.network.answers import UnreadableAnswerError, gather_whole
 from contract.retrieval import BACKGROUND_HEADER
 
 

@@ -19,19 +19,15 @@ from typing import Final
 import httpx2
 
 from common.network.address_rule import AllowedHosts, default_port
+from common.network.answers import ANSWER_S, LONGEST_ANSWER, UnreadableAnswerError, parse_json, read_whole
 from common.network.transport import (
-    ANSWER_S,
-    LONGEST_ANSWER,
     AddressRefusedError,
     CheckedTransport,
     OpenBackends,
     Origin,
     Pace,
     Resolver,
-    UnreadableAnswerError,
     origin_of,
-    parse_json,
-    read_whole,
     resolve_addresses,
 )
 from contract.errors import RoundhouseError

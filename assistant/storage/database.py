@@ -1,12 +1,8 @@
 """The database of stored objects: its tables, and the queries for responses and chat completions; those for
 conversations are in `ConversationTable`. Methods wait for the disk, and may raise sqlite3.Error.
 
-Methods wait for the disk, and may raise sqlite3.Error.
-
 A process that is killed loses nothing that was written; a power cut may lose the last responses (`synchronous` is
 NORMAL), never the file.
-
-Methods wait for the disk, and may raise sqlite3.Error.
 
 Call methods that write within a transaction.
 """

@@ -1,7 +1,5 @@
 """Resumable streams of a gateway: requests open and end them, clients look them up, read and stop them, and those in
 the files of an earlier process are taken over. Adds access checks, files and the clock to `StreamRegistry`.
-
-Adds access checks, files and the clock to `StreamRegistry`.
 """
 
 from __future__ import annotations

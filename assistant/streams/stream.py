@@ -1,9 +1,7 @@
 """One resumable stream: the ring of its newest bytes, its state, its readers and its file, and the errors of streams.
 Pure but for the file's protocol.
 
-Pure but for the file's protocol.
-
-Each function returns a RoundhouseError, which the caller raises or renders as the last event of a stream.
+Functions that return a RoundhouseError leave it to the caller to raise it, or to send it as a stream's last event.
 """
 
 from __future__ import annotations

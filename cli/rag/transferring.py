@@ -270,8 +270,8 @@ class ExportReader:
                     raise ExportError(f"{self.path}, line {number} of {_DOCUMENTS} is damaged: {field}") from None
 
     def is_original_whole(self, sha256: str) -> bool:
-        """Whether the file has the original with this SHA-256 (hex; else ValueError), and its content, which is read
-        whole, has that hash. Raises OSError."""
+        """Whether the file has the original with this SHA-256 (lower-case hex; else ValueError), and its content, which
+        is read whole, has that hash. Raises OSError."""
         place = self._places.get(bytes.fromhex(sha256))
         return place is not None and _hash_of(self._file, place) == sha256
 

@@ -2,8 +2,6 @@
 
 It listens on a unix socket in the state folder, or on the `control` network of a compose project. Its clients are
 gateways, which forward the admin API, and the command line. Never publish it.
-
-Never published.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Reads the files of the desired-state folder, merges them, and validates them to definitions. One problem makes the
-whole set of files invalid.
+whole set of files invalid. `yaml12` parses the YAML and knows the lines.
 """
 
 from __future__ import annotations

@@ -378,7 +378,7 @@ class VllmEngine(Engine[VllmFieldsT]):
     takes_mig_instances: ClassVar[bool] = False
 
     def max_choices(self, definition: VllmFieldsT) -> int | None:
-        """Return None, for no limit: answers of a request that do not run yet wait inside vLLM."""
+        """Return None, no limit to `n`: answers of a request that do not run yet wait inside vLLM."""
         return None
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
-from common.network.transport import UnreadableAnswerError, gather_whole
+from common.network.answers import UnreadableAnswerError, gather_whole
 from controller.engines.base import Engine, Probe
 from controller.observe.health import (
     BUSY_STATUSES,

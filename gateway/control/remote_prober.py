@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from common.network.transport import UnreadableAnswerError, gather_whole, parse_json
+from common.network.answers import UnreadableAnswerError, gather_whole, parse_json
 from contract.routing import Endpoint, ModelRoute, RemoteProbe, RemoteResult
 from contract.status import ModelState
 from gateway.control.remote_health import (

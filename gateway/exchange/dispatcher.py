@@ -115,12 +115,12 @@ class InferenceDispatcher:
     def open_inner(
         self, call: ClientCall, caller: Caller, hooks: ExchangeHooks = NO_HOOKS, request_id: str | None = None
     ) -> Handler:
-        """Open an exchange for a request of the gateway's own, and return its handler. It does not count for the limits
-        of `caller`, who must have been authenticated.
+        """Open an exchange for a request of the gateway's own, and return its handler: set it as `call.handler`, and
+        call its `take_body` unless `call.response_complete` (`gateway_stopping`). `caller`: authenticated, unlimited.
 
         `hooks`: all that the exchange has. `request_id`: of the client's request that this one is a round of, which
-        counts in metrics in its place; None: it gets a new one, and counts as a request. While the gateway stops, the
-        call is answered with `gateway_stopping`. Raises KeyError if no inference API has the call's method and path.
+        counts in metrics in its place; None: a new one, counted as a request. Raises KeyError if no inference API has
+        the call's method and path.
         """
         api = self._apis[call.method, call.path]
         exchange = Exchange(api, call, self._services, request_id or self._next_id(), hooks)

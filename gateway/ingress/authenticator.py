@@ -1,4 +1,4 @@
-"""Who asks: clients by their API keys, and programs of this installation, which show a token instead of a key."""
+"""Who asks: clients by their API keys (`tenancy/api_keys` checks these), and programs of ours by tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The gateway's Prometheus metrics, and the engines' on one page.
 
 `request_metrics` holds them, and those that requests count in, where one count costs one addition; `state_metrics` has
-those that are read off other parts; `engine_scraper` reads engines when Prometheus asks.
+those that are read off other parts; `engine_scraper` reads engines when Prometheus asks. `api/operations` serves all.
 """

@@ -9,7 +9,7 @@ from typing import Final
 
 import aiohttp
 
-from common.network.transport import UnreadableAnswerError, gather_whole
+from common.network.answers import UnreadableAnswerError, gather_whole
 from contract.routing import Endpoint
 from gateway.metrics.engine_exposition import EnginePage, merge_pages
 from gateway.routing.table import LiveRoutes

@@ -120,9 +120,9 @@ class LiveRoutes:
         _ = self.current
 
     def drop_table(self, reason: str) -> None:
-        """Let no table be in force, because the controller refuses this gateway: by an old one it would spoil what the
-        gateway does that is taken. New requests fail with `reason`, a public text, until `apply_table`; running ones
-        that need no table go on. No callback is called."""
+        """Put no table in force: the controller refuses this gateway, and works with another. New requests fail with
+        `controller_unavailable` and the message `reason`, a public sentence, until `apply_table`; running ones that
+        need no table go on. No callback is called."""
         self._current, self._refusal = None, reason
 
     def apply_table(self, table: RoutingTable) -> None:

@@ -43,7 +43,7 @@ class WrittenVersion:
     version: Version
     collection: Collection
     since: float
-    """In the event loop's time."""
+    """When it began to wait to be published, in seconds of the event loop's clock."""
     outcome: asyncio.Future[bool | None]
 
 

@@ -47,7 +47,7 @@ of a text that meet at the start of a line, or at a token's first character, add
 
 
 def estimate_tokens(text: str) -> int:
-    """Return the estimated number of tokens; 0 for empty text and for blank text shorter than 16 characters."""
+    """Return the number of tokens, estimated by the pattern `TOKEN`; 0 for less than 16 characters of blank text."""
     return len(TOKEN.findall(text))
 
 

@@ -1,4 +1,5 @@
-"""The gateway of a commit of long ago, which every later one is compared with: `checkout` and then, as a program,
+"""A commit of long ago, which every later one is compared with: `measure` runs a bench of its own there; its gateway
+runs by `checkout` and then, as a program,
 
     python tests/bench/baseline.py SECRET     in that checkout: prints port and process id as JSON, ends with its input
 
@@ -35,6 +36,18 @@ def checkout(cache: Path) -> Path:
         subprocess.run(["tar", "-x"], input=archive.stdout, cwd=part, check=True)
         part.rename(folder)
     return folder
+
+
+def measure(bench: str, cache: Path) -> dict[str, float]:
+    """Run a bench of that commit by itself, without options, and return its figures by their names, and whose they are.
+
+    Raises NoBaselineError, also where it does not run with today's packages."""
+    command = [sys.executable, "-m", "tests.bench", bench, "--json"]
+    ended = subprocess.run(command, cwd=checkout(cache), capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise NoBaselineError(ended.stderr.strip())
+    figures = map(json.loads, ended.stdout.splitlines())
+    return {f"{figure['of']}: {figure['name']}".removeprefix(": "): figure["value"] for figure in figures}
 
 
 async def _serve(secret: str) -> None:

@@ -4,7 +4,8 @@ llama-server with 2.6 million parameters and vLLM, at 1, 4 and 16 clients, strea
 beside them and without; and small requests at the fake engine, which takes nothing for its answers, beside such bodies
 for another one. Each pair is measured in turn, the way that goes first alternating, so that what the machine does
 meanwhile is done to both, and the medians of the pairs' ratios are shown. Engine, gateway and load share the machine's
-cores.
+cores; with `--pinned` each engine has a core for itself while it is measured, there are no bodies beside, and 1, 4 and
+32 clients.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 import uvloop
 
 from tests.bench.big_bodies import image_request
-from tests.bench.load import CHAT, close, connect, post_bytes
+from tests.bench.load import CHAT, close, connect, post_bytes, with_own_core
 from tests.bench.real_engines import FAKE, FAKE_BESIDE, LLAMA_SERVER, VLLM, RealEngine, open_engines
 from tests.bench.report import Figure
 from tests.bench.targets import Target, process
 
-CLIENTS = (1, 4, 16)
+CLIENTS, PINNED_CLIENTS = (1, 4, 16), (1, 4, 32)
 SECONDS = {LLAMA_SERVER: 1.0, VLLM: 2.5, FAKE: 2.0}
 """Of one measurement."""
 TOKENS = {LLAMA_SERVER: 128, VLLM: 16, FAKE: 13}
@@ -142,6 +143,17 @@ async def _memory_of_many(gateway: Target, engine: RealEngine) -> float:
     return peak - before
 
 
+async def _measure_pinned(rounds: int, wanted: Sequence[str], only: str) -> list[Figure]:
+    figures: list[Figure] = []
+    async with open_engines(wanted) as (gateway, engines):
+        for engine, stream, clients in itertools.product(engines, (True, False), PINNED_CLIENTS):
+            kind = Kind(engine, None, clients, stream)
+            if only in kind.name:
+                with with_own_core(engine.pid, others=(gateway.pid,)):
+                    figures += _figures(kind, [await _measure_pair(kind, gateway, number) for number in range(rounds)])
+    return figures
+
+
 async def _measure_all(rounds: int, wanted: Sequence[str], only: str) -> list[Figure]:
     figures: list[Figure] = []
     async with open_engines([*wanted, FAKE_BESIDE] if FAKE in wanted else wanted) as (gateway, opened):
@@ -200,11 +212,14 @@ def _figures(kind: Kind, pairs: Sequence[Pair]) -> list[Figure]:
 
 
 def run(arguments: Sequence[str] = ()) -> list[Figure]:
-    """Measure. `arguments`: `--rounds N`, `--without vllm|llama-server|fake`, `--only PART-OF-A-NAME`."""
+    """Measure. `arguments`: `--rounds N`, `--without vllm|llama-server|fake`, `--only PART-OF-A-NAME`, `--pinned`."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=engine", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="ENGINE")
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds whose name holds this, such as `4 blocking`")
+    parser.add_argument("--pinned", action="store_true", help="a core for the engine, another for gateway and clients")
     options = parser.parse_args(arguments)
-    wanted = [name for name in (LLAMA_SERVER, VLLM, FAKE) if name.lower() not in options.without]
-    return uvloop.run(_measure_all(options.rounds, wanted, options.only))
+    engines = (LLAMA_SERVER, VLLM) if options.pinned else (LLAMA_SERVER, VLLM, FAKE)
+    wanted = [name for name in engines if name.lower() not in options.without]
+    measure = _measure_pinned if options.pinned else _measure_all
+    return uvloop.run(measure(options.rounds, wanted, options.only))

@@ -2,7 +2,8 @@
 
 Whatever it costs is taken from the machine that is measured. It waits for a reader that is slow, as engines do. A
 stream has `max_tokens` events, as fast as they go; the field `user`, which every proxy passes on, changes that:
-`pace:0.05` puts seconds between events, `idle` ends the stream after the first one without closing it.
+`pace:0.05` puts seconds between events, `step:0.002` gives all such streams their next event at once, each time so many
+seconds are over, and `idle` ends the stream after the first one without closing it.
 
     python -m tests.bench.engine     prints its port, then serves until SIGTERM
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any, cast
 
@@ -54,17 +56,40 @@ LAST_EVENT = _event([{"index": 0, "delta": {}, "finish_reason": "stop"}])
 END = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
+class Batch:
+    """Streams that get their next event in the same step."""
+
+    def __init__(self, step_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._step_s = step_s
+        self._waiting: list[Callable[[], None]] = []
+        self._next_at = self._loop.time()
+        self._run()
+
+    def call_next(self, step: Callable[[], None]) -> None:
+        self._waiting.append(step)
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            step()
+        self._next_at += self._step_s
+        self._loop.call_at(self._next_at, self._run)
+
+
 class Engine(asyncio.Protocol):
     """One connection: one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches: dict[float, Batch]) -> None:
+        """`batches`: of all connections, by the seconds of a step."""
         self._loop = asyncio.get_running_loop()
+        self._batches = batches
         self._transport: asyncio.Transport
         self._buffer = b""
         self._events = cycle(EVENTS)
         self._left = 0
         self._tokens = 0
-        self._pace_s = 0.0
+        self._pace_s = self._step_s = 0.0
         self._wants_usage = False
         self._stopped = False
         """The reader is slow, or gone."""
@@ -100,11 +125,14 @@ class Engine(asyncio.Protocol):
         self._left = self._tokens = int(fields.get("max_tokens") or len(WORDS))
         self._wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
         mode, _, value = str(fields.get("user") or "").partition(":")
-        self._pace_s = float(value or 0)
+        self._pace_s = float(value) if mode == "pace" else 0.0
+        self._step_s = float(value) if mode == "step" else 0.0
         self._transport.write(_STREAM_HEAD)
         if mode == "idle":
             self._left = 0
             self._transport.write(EVENTS[0])
+        elif self._step_s:
+            self._join_batch()
         else:
             self._step()
 
@@ -119,8 +147,15 @@ class Engine(asyncio.Protocol):
             self._transport.write(LAST_EVENT + usage + END)
         elif self._pace_s:
             self._loop.call_later(self._pace_s, self._step)
+        elif self._step_s:
+            self._join_batch()
         else:
             self._loop.call_soon(self._step)
+
+    def _join_batch(self) -> None:
+        if self._step_s not in self._batches:
+            self._batches[self._step_s] = Batch(self._step_s)
+        self._batches[self._step_s].call_next(self._step)
 
 
 def _content_length(head: bytes) -> int:
@@ -130,7 +165,8 @@ def _content_length(head: bytes) -> int:
 
 
 async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=4096)
+    batches: dict[float, Batch] = {}
+    server = await asyncio.get_running_loop().create_server(lambda: Engine(batches), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

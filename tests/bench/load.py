@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
+import psutil
+
 _CHUNKED_END = b"0\r\n\r\n"
 _EVENT = b"data: "
 _KEPT = len(_EVENT) - 1
@@ -219,18 +221,27 @@ def allow_many_files() -> None:
 def with_own_core(*measured: int, others: Collection[int] = ()) -> Iterator[None]:
     """Let the measured processes (ids) have one core for themselves while the block runs; they share it.
 
-    This process, `others`, and what this process starts meanwhile run on the other cores. Without a second core,
-    nothing is changed.
+    This process, `others`, and what this process starts meanwhile run on the other cores. Children of either, and all
+    their threads, go with them. Without a second core, nothing is changed.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         yield
         return
     for pid in measured:
-        os.sched_setaffinity(pid, cores[:1])
-    for pid in (*others, 0):
-        os.sched_setaffinity(pid, cores[1:])
+        _pin(pid, cores[:1])
+    for pid in others:
+        _pin(pid, cores[1:])
+    os.sched_setaffinity(0, cores[1:])
     try:
         yield
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def _pin(pid: int, cores: Sequence[int]) -> None:
+    own = psutil.Process(pid)
+    for process in (own, *own.children(recursive=True)):
+        for thread in process.threads():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread.id, cores)

@@ -42,6 +42,7 @@ class RealEngine:
     """Both call it so."""
     port: int
     token: str
+    pid: int
 
 
 Routes = Callable[[RealEngine], list[ModelRoute]]
@@ -90,8 +91,8 @@ async def _start_llama_server(stack: AsyncExitStack, folder: Path) -> RealEngine
     flags += ["--fit", "off", "--metrics", "--slots", "--no-webui", "--host", "127.0.0.1", "--port", str(port)]
     command = [str(installed_engines.program()), "--model", str(model), "--alias", "llama", *flags]
     log = stack.enter_context((folder / "llama.log").open("wb"))
-    await stack.enter_async_context(process(command, out=log, err=log, env={"LLAMA_API_KEY": token}))
-    return RealEngine(LLAMA_SERVER, "llama", port, token)
+    started = await stack.enter_async_context(process(command, out=log, err=log, env={"LLAMA_API_KEY": token}))
+    return RealEngine(LLAMA_SERVER, "llama", port, token, started.pid)
 
 
 async def _start_vllm(stack: AsyncExitStack, folder: Path) -> RealEngine:
@@ -100,12 +101,12 @@ async def _start_vllm(stack: AsyncExitStack, folder: Path) -> RealEngine:
     token = secrets.token_hex(16)
     worker = await asyncio.to_thread(installed_engines.start_worker, folder, "vllm", token)
     stack.enter_context(worker)
-    return RealEngine(VLLM, "vllm", worker.port, token)
+    return RealEngine(VLLM, "vllm", worker.port, token, worker.process.pid)
 
 
 async def _start_fake(name: str, stack: AsyncExitStack) -> RealEngine:
-    _, port = await start_module(stack, "tests.bench.engine")
-    return RealEngine(name, name.replace(" ", "-"), int(port), "")
+    started, port = await start_module(stack, "tests.bench.engine")
+    return RealEngine(name, name.replace(" ", "-"), int(port), "", started.pid)
 
 
 def route_to(engine: RealEngine) -> ModelRoute:

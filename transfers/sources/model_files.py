@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from common.network.transport import UnreadableAnswerError, parse_json
+from common.network.answers import UnreadableAnswerError, parse_json
 from contract.model_reference import validate_file_path
 from transfers.sources.base import is_file_size
 

@@ -9,9 +9,11 @@ import "./theme/page.css";
 
 const queries = new QueryClient({
   defaultOptions: {
+    // What the browser says of a network does not count: the gateway may be on this machine, and without it the
+    // conversations are read from the browser's copy.
+    mutations: { networkMode: "always" },
     queries: {
       staleTime: 2000,
-      // Without a network the conversations are read from the browser's copy.
       networkMode: "always",
       // What the gateway refuses, it refuses again.
       retry: (failures, error) => !(error instanceof ApiError) && failures < 3,

@@ -96,7 +96,7 @@ class Offers:
 
 
 async def list_offers(client: Client) -> Offers:
-    """Ask a connected server for everything that it says it has. Raises MCPError: it does not answer, or refuses."""
+    """Ask a connected server what it offers, within this module's bounds. Raises MCPError: no answer, or a refusal."""
     capabilities = client.server_capabilities
     tools: list[Tool] = []
     if capabilities.tools is not None:

@@ -206,7 +206,7 @@ class AnswerWriter(Protocol):
         """Return the events for a part of the thoughts, which is not empty. Empty if the family has no thoughts."""
 
     def write_refusal(self, text: str) -> bytes:
-        """Return the events for a part of a refusal, which is not empty."""
+        """Return the events for `text`, a part of a refusal and not empty. May be empty, as those of `write_text`."""
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """Return the events for a part of a tool call; may be empty. `call_id` and `name` come with the first part and

@@ -97,9 +97,9 @@ class Shard:
 
     @classmethod
     def create(cls, folder: Path, dimension: int | None, bm25: Bm25Options) -> Shard:
-        """Create a shard with its payload indexes in `folder`, which must exist and be empty, and flush it.
+        """Create a shard with its payload indexes in `folder`, which must exist and be empty, and flush it. Blocks.
 
-        `dimension`: numbers per dense vector; None: points have sparse vectors alone. Blocks.
+        `dimension`: numbers per dense vector; None: sparse vectors alone. `bm25` is not stored: give `load` the same.
         """
         shard = qdrant.EdgeShard.create(str(folder), _make_config(dimension))
         # Graphs are built per value of every indexed field that does not say no: one over a space that all tenants

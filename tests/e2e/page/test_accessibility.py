@@ -50,7 +50,7 @@ async def test_no_view_has_a_violation(whole_stack: RoundhouseStack, conversatio
             await expect(page.get_by_role("main").get_by_text(text).first).to_be_visible()
             found[view] = await violations(page)
         await page.goto("/#/models/broken")
-        await page.get_by_role("button", name="What would happen").click()
+        await page.get_by_role("button", name="What would happen").press("Enter")
         await expect(page.get_by_role("list", name="What would happen")).to_contain_text("missing.gguf")
         found["what would happen"] = await violations(page)
         await page.keyboard.press("?")

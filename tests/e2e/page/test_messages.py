@@ -64,6 +64,23 @@ async def test_each_element_of_markdown_is_drawn(spoken: SpokenStack, look: Look
         assert await page.evaluate("navigator.clipboard.readText()") == RICH.strip()
 
 
+async def test_a_diagram_is_whole_in_a_window_that_grows(spoken: SpokenStack, look: Look) -> None:
+    told = "".join(f"  {sender}->>{receiver}: Hello\n" for sender, receiver in zip("ABCDE", "BCDEA", strict=True))
+    name = await spoken.add_conversation("Grows", [message("assistant", f"```mermaid\nsequenceDiagram\n{told}```")])
+    async with open_page(spoken.url, look, f"/#/chat/{name}") as page:
+        whole = page.viewport_size
+        assert whole is not None
+        await page.set_viewport_size({"width": 360, "height": whole["height"]})
+        drawn = page.frame_locator("iframe[title=Diagram]").locator("svg")
+        await expect(drawn).to_be_visible()
+        narrow = await drawn.evaluate("each => each.getBoundingClientRect().height")
+        await page.set_viewport_size(whole)
+        await page.wait_for_function(
+            "high => document.querySelector('iframe[title=Diagram]').clientHeight > high + 100", arg=narrow
+        )
+        assert await drawn.evaluate("each => each.getBoundingClientRect().bottom <= innerHeight")
+
+
 @pytest.mark.looks(Look.PHONE)
 async def test_thoughts_fold_when_the_answer_begins_and_figures_follow(spoken: SpokenStack, look: Look) -> None:
     spoken.scripts["Think"] = [Move("The **answer** is `4", thought="Two and two", tokens=9)]

@@ -1,7 +1,5 @@
 """What a chaos campaign saw, and what it comes to: figures that must be 0, and times beside their bounds. Times are
 seconds of one monotonic clock. Pure.
-
-Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -33,6 +35,14 @@ MODULE = re.compile(rf"`((?:{'|'.join(PROGRAMS)})/[\w/]+(?:\.py|/))`")
 def test_the_generated_parts_are_those_of_the_sources() -> None:
     text = PAGE.read_text()
     assert replace_parts(text, generated_parts()) == text, f"docs/architecture.md is old: {WRITE}"
+
+
+def test_a_module_says_nothing_twice_of_itself() -> None:
+    """As one would that was put together of two."""
+    for path, tree in parse_sources().items():
+        sentences = re.split(r"(?<=[.:])\s+", ast.get_docstring(tree) or "")
+        said = Counter(" ".join(each.split()) for each in sentences if len(each.split()) > 2)
+        assert [each for each, count in said.items() if count > 1] == [], path
 
 
 def test_the_page_stays_short() -> None:

@@ -17,9 +17,11 @@ from tests.support.trace import trace_chat
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 
-MODULES: Final = 486
-LINES: Final = 116_600
-"""Of Python. Aim: 102,000."""
+RAISE: Final = "a line beside it here says what was bought"
+MODULES: Final = 487
+"""One more than by ADR 30: `common/network/answers`; a gateway holds no HTTP client that it does not use (3.7 MiB)."""
+LINES: Final = 116_650
+"""Of Python. Aim: 102,000. 50 more than by ADR 30: `common/network/answers`, and docstrings that newcomers missed."""
 LONGEST_FILE: Final = 800
 MODULES_PER_FOLDER: Final = 20
 IN_A_CIRCLE: Final = 7
@@ -43,8 +45,8 @@ PORTS: Final = {
 def test_the_house_is_no_larger_than_its_budget() -> None:
     sources = parse_sources()
     lines = {path: (REPOSITORY / path).read_bytes().count(b"\n") for path in sources}
-    assert len(sources) <= MODULES
-    assert sum(lines.values()) <= LINES
+    assert len(sources) <= MODULES, f"put it into an existing file, or raise MODULES: {RAISE}"
+    assert sum(lines.values()) <= LINES, f"shorten something, or raise LINES: {RAISE}"
     assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
 
 

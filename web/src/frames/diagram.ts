@@ -1,6 +1,7 @@
 /**
  * Draws a Mermaid diagram in a sandboxed document of its own: Mermaid needs inline styles, which the page's policy forbids,
- * and a fault in it must not reach the page. Receives `{source, isDark}`, answers `{height}` or `{error}`.
+ * and a fault in it must not reach the page. Receives `{source, isDark}`, answers `{height}`, again whenever the diagram
+ * gets another, or `{error}`.
  */
 import mermaid from "mermaid";
 import { withoutTags } from "./without_tags";
@@ -9,6 +10,11 @@ function reply(message: Record<string, unknown>): void {
   parent.postMessage(message, "*");
 }
 
+// A diagram is as wide as its frame, which may have no width yet when it is drawn and gets another with the window.
+const sizes = new ResizeObserver(([drawn]) => {
+  if (drawn !== undefined) reply({ height: Math.ceil(drawn.target.getBoundingClientRect().height) });
+});
+
 async function draw(source: string, isDark: boolean): Promise<void> {
   mermaid.initialize({ startOnLoad: false, securityLevel: "strict", theme: isDark ? "dark" : "neutral" });
   document.documentElement.style.colorScheme = isDark ? "dark" : "light";
@@ -16,7 +22,12 @@ async function draw(source: string, isDark: boolean): Promise<void> {
   try {
     const { svg } = await mermaid.render("diagram", withoutTags(source));
     document.body.replaceChildren(...new DOMParser().parseFromString(svg, "text/html").body.childNodes);
-    reply({ height: Math.ceil(document.documentElement.scrollHeight) });
+    sizes.disconnect();
+    for (const drawn of document.body.querySelectorAll<SVGElement>(":scope > svg")) {
+      // An image in a line has room below it, and would be higher than its frame.
+      drawn.style.display = "block";
+      sizes.observe(drawn);
+    }
   } catch (error) {
     reply({ error: error instanceof Error ? error.message : String(error) });
   }

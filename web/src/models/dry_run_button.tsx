@@ -2,6 +2,7 @@
 import { useMutation } from "@tanstack/react-query";
 import { useClient } from "../api/access";
 import { describeError } from "../api/client";
+import { NetworkError } from "../api/errors";
 import { Button, ErrorNote } from "../ui/controls";
 import { modelsOf, type Proposal, runDryRun, stepsOf } from "./dry_run";
 
@@ -18,6 +19,8 @@ export function DryRunButton({ propose }: DryRunProps) {
       const proposal = await propose();
       return stepsOf(await runDryRun(client, proposal), modelsOf(proposal));
     },
+    // It changes nothing, so it may be asked again.
+    retry: (failures, error) => error instanceof NetworkError && failures < 3,
   });
   return (
     <div className="flex flex-col gap-2">

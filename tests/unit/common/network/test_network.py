@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.network.address_rule import AllowedHosts, find_refusal, parse_allowed_hosts
-from common.network.transport import DEEPEST_JSON, UnreadableAnswerError, gather_whole, parse_json, read_whole
+from common.network.answers import DEEPEST_JSON, UnreadableAnswerError, gather_whole, parse_json, read_whole
 from tests.support.packages import PACKAGES
 
 REFUSED = """
