@@ -10,7 +10,19 @@ function reply(message: Record<string, unknown>): void {
   parent.postMessage(message, "*");
 }
 
-// A diagram is as wide as its frame, which may have no width yet when it is drawn and gets another with the window.
+/** Resolves once this frame is laid out: before, Mermaid measures every text as 0 wide, and draws them on one another. */
+function awaitWidth(): Promise<void> {
+  return new Promise((resolve) => {
+    const widths = new ResizeObserver(() => {
+      if (innerWidth === 0) return;
+      widths.disconnect();
+      resolve();
+    });
+    widths.observe(document.documentElement);
+  });
+}
+
+// A diagram is as wide as its frame, which gets another width with the window.
 const sizes = new ResizeObserver(([drawn]) => {
   if (drawn !== undefined) reply({ height: Math.ceil(drawn.target.getBoundingClientRect().height) });
 });
@@ -19,6 +31,7 @@ async function draw(source: string, isDark: boolean): Promise<void> {
   mermaid.initialize({ startOnLoad: false, securityLevel: "strict", theme: isDark ? "dark" : "neutral" });
   document.documentElement.style.colorScheme = isDark ? "dark" : "light";
   document.body.style.margin = "0";
+  await awaitWidth();
   try {
     const { svg } = await mermaid.render("diagram", withoutTags(source));
     document.body.replaceChildren(...new DOMParser().parseFromString(svg, "text/html").body.childNodes);
@@ -33,8 +46,11 @@ async function draw(source: string, isDark: boolean): Promise<void> {
   }
 }
 
+// One after the other, as Mermaid draws.
+let drawing = Promise.resolve();
 addEventListener("message", (event: MessageEvent<{ source?: unknown; isDark?: unknown }>) => {
   if (event.source !== parent || typeof event.data?.source !== "string") return;
-  void draw(event.data.source, event.data.isDark === true);
+  const { source, isDark } = event.data;
+  drawing = drawing.then(() => draw(source, isDark === true));
 });
 reply({ diagram: "ready" });
