@@ -66,6 +66,7 @@ def build_disposition(name: str, default: str) -> str:
 
 FILE_FIELD: Final = "file"
 FORM_TYPE: Final = "multipart/form-data"
+_LONGEST_CHARSET: Final = 40
 LONGEST_FIELD: Final = 1024 * 1024
 """Bytes of a field that is no file."""
 
@@ -201,8 +202,12 @@ class FormParser:
 
 
 def _read_media_type(declared: str) -> str | None:
-    media_type = declared.partition(";")[0].strip().lower()
-    return None if media_type in ("", "application/octet-stream") else media_type
+    """Return the type with its charset, if it names one, and without other parameters."""
+    media_type, parameters = parse_options_header(declared)
+    if media_type in (b"", b"application/octet-stream"):
+        return None
+    charset = parameters.get(b"charset", b"")[:_LONGEST_CHARSET]
+    return _decode(media_type + b"; charset=" + charset if charset else media_type)
 
 
 def _decode(data: bytes) -> str:

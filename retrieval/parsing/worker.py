@@ -45,6 +45,7 @@ from retrieval.parsing.formats.office import OfficePackage, extract_docx, extrac
 from retrieval.parsing.media_types import decode_text, detect_file
 
 _OFFICE: Final = "application/vnd.openxmlformats-officedocument"
+_XML: Final = ("application/xml", "image/svg+xml")
 _CHARSET: Final = re.compile(r"""charset\s*=\s*"?([\w.:-]{1,40})""", re.IGNORECASE)
 
 
@@ -84,13 +85,14 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
     headings: Sequence[Heading] = ()
     kind = detected.media_type
     if detected.format == "text":
-        text = decode_text(data, _find_declared(media_type))
+        in_file = find_charset(data) if kind in _XML else None
+        text = decode_text(data, _find_declared(media_type) or in_file)
         if len(text.encode("utf-8", "replace")) > limits.max_text_bytes:
             raise ParsingError("document_too_large", f"the text is larger than {limits.max_text_bytes} bytes")
         structure = detected.structure
     else:
         if detected.format == "html":
-            extract_html(decode_text(data, find_charset(data) or _find_declared(media_type)), builder)
+            extract_html(decode_text(data, _find_declared(media_type) or find_charset(data)), builder)
         elif detected.format == "mail":
             extract_mail(data, builder)
         elif detected.format == "pdf":

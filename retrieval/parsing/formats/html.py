@@ -7,6 +7,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from email import policy
 from email.message import EmailMessage, MIMEPart
 from email.parser import BytesParser
@@ -41,9 +42,10 @@ _DEEPEST_LIST: Final = 6
 
 def find_charset(data: bytes) -> str | None:
     """Return the encoding that a `<meta>` or `<?xml ...?>` in the first 4096 bytes names, as it is written there and
-    not checked; None if there is none."""
+    not checked; None if there is none, or one in which this pattern could not have been found."""
     found = _CHARSET.search(data[:4096])
-    return found.group(1).decode("ascii") if found else None
+    name = found.group(1).decode("ascii") if found else None
+    return None if name is None or name.lower().startswith(("utf-16", "utf-32")) else name
 
 
 def extract_html(markup: str, builder: TextBuilder) -> None:
@@ -234,8 +236,8 @@ def extract_mail(data: bytes, builder: TextBuilder) -> None:
     attachments only the name is added.
 
     Raises:
-        ParsingError: `document_malformed`: the data has no headers; `document_too_large`: the text is larger than the
-            builder allows.
+        ParsingError: `document_malformed`: the data has no headers; `document_not_text`: the body is in no known
+            encoding; `document_too_large`: the text is larger than the builder allows.
         Exception: the standard library may raise other exceptions for malformed mails.
     """
     message = BytesParser(policy=policy.default).parsebytes(data)
@@ -259,21 +261,19 @@ def _add_message(message: EmailMessage, builder: TextBuilder, depth: int) -> Non
             _add_message(cast("EmailMessage", part.get_payload(0)), builder, depth + 1)
         elif part.get_content_maintype() == "text":
             builder.add_block(f"Attachment: {name or 'text'}")
-            _add_text(part, builder)
+            with suppress(ParsingError):  # it is no text, whatever it says
+                _add_text(part, builder)
         elif name:
             builder.add_block(f"Attachment: {name}")
 
 
 def _add_text(part: MIMEPart, builder: TextBuilder) -> None:
-    """Add the text of a part; one that is no text, whatever it says, is left out."""
     data = part.get_payload(decode=True)
     if not isinstance(data, bytes):
         return
-    try:
-        text = decode_text(data, part.get_content_charset())
-    except ParsingError:
-        return
-    if part.get_content_type() == "text/html":
+    is_html = part.get_content_type() == "text/html"
+    text = decode_text(data, part.get_content_charset() or (find_charset(data) if is_html else None))
+    if is_html:
         extract_html(text, builder)
     else:
         builder.add_block(text.replace("\r\n", "\n"))

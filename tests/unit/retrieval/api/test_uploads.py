@@ -56,7 +56,13 @@ def test_a_form_is_the_same_in_parts_of_any_size(content: bytes, value: str, ste
 
 @pytest.mark.parametrize(
     ("declared", "media_type"),
-    [("application/octet-stream", None), ("Text/HTML; charset=utf-8", "text/html"), ("", None)],
+    [
+        ("application/octet-stream", None),
+        ("Text/HTML; charset=UTF-8; level=1", "text/html; charset=UTF-8"),
+        ('text/plain;charset="windows-1251"', "text/plain; charset=windows-1251"),
+        ("text/plain; format=flowed", "text/plain"),
+        ("", None),
+    ],
 )
 def test_a_type_of_no_use_is_none(declared: str, media_type: str | None) -> None:
     assert parse(make_form(upload(b"x", "Maße.txt", declared)))[1] == UploadedFile("Maße.txt", media_type)

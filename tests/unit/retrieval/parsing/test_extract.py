@@ -139,6 +139,33 @@ def test_html_in_the_encoding_that_it_names(extract) -> None:  # type: ignore[no
     assert extract("<p>Привет".encode("koi8-r"), "a.html", "text/html; charset=koi8-r").text == "Привет"
 
 
+def test_the_transport_s_encoding_wins_over_the_page_s(extract) -> None:  # type: ignore[no-untyped-def]
+    page = '<meta charset="koi8-r"><p>Привет'.encode("cp1251")
+    assert extract(page, "a.html", "text/html; charset=windows-1251").text == "Привет"
+    # What is read as ASCII here cannot be in UTF-16, as browsers know.
+    assert extract('<meta charset="utf-16"><p>Привет'.encode(), "a.html").text == "Привет"
+
+
+def test_xml_in_the_encoding_that_it_names(extract) -> None:  # type: ignore[no-untyped-def]
+    text = '<?xml version="1.0" encoding="windows-1251"?><a>Привет</a>'
+    assert extract(text.encode("cp1251"), "a.xml").text == text
+    # A text that speaks of XML is none.
+    assert extract(text.encode(), "a.txt").text == text
+
+
+def test_mails_in_the_encodings_that_they_name(extract) -> None:  # type: ignore[no-untyped-def]
+    head = b'Subject: s\nMIME-Version: 1.0\nContent-Type: text/plain; charset="iso-2022-jp"\n\n'
+    assert "会議" in extract(head + "会議".encode("iso2022_jp"), "jp.eml").text
+    page = b"Subject: s\nMIME-Version: 1.0\nContent-Type: text/html\nContent-Transfer-Encoding: 8bit\n\n"
+    assert "会議" in extract(page + '<meta charset="euc-jp"><p>会議'.encode("euc_jp"), "jp.eml").text
+
+
+def test_a_mail_whose_body_nobody_can_read_is_refused(extract) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ParsingError) as raised:
+        extract(b"Subject: s\nContent-Transfer-Encoding: 8bit\n\n" + "Dziękuję".encode("cp1250"), "a.eml")
+    assert raised.value.code == "document_not_text"
+
+
 def test_pages_of_a_pdf_are_extracted(extract) -> None:  # type: ignore[no-untyped-def]
     found = extract(make_pdf("One", "", "Three"))
     assert (found.text, found.page_starts, found.structure) == ("One\n\nThree", [0, 5, 5], "prose")

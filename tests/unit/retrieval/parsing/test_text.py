@@ -202,6 +202,7 @@ def test_a_text_is_halved_where_it_parts_least(text: str, halves: tuple[str, str
     assert halves is None or "".join(halves) == text
 
 
+EUROPEAN = "Die Miete für die Büroräume ist monatlich auf das Konto des Vermieters zu überweisen. "
 TEXT = "Grüße, naïve “quotes”, 5 €\n" * 5
 
 
@@ -212,8 +213,11 @@ TEXT = "Grüße, naïve “quotes”, 5 €\n" * 5
         (codecs.BOM_UTF8 + TEXT.encode(), "\ufeff" + TEXT),
         *((data, TEXT) for data in (TEXT.encode("utf-16"), codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"))),
         *((data, TEXT) for data in (TEXT.encode("utf-32"), TEXT.encode("utf-16-le"), TEXT.encode("utf-16-be"))),
-        (TEXT.encode("cp1252"), TEXT),
-        ("Grüße\n".encode("latin-1"), "Grüße\n"),
+        *(
+            (data, EUROPEAN)
+            for data in (EUROPEAN.encode("cp1252"), EUROPEAN.encode("cp437"), EUROPEAN.encode("mac_roman"))
+        ),
+        ("Die Grüße kamen gestern aus Köln.\n".encode("latin-1"), "Die Grüße kamen gestern aus Köln.\n"),
         ("漢字かな。".encode() + b"\xe6", "漢字かな。\ufffd"),
         (b"a\x1b[0m\x08\x0c\x07", "a\x1b[0m\x08\x0c\x07"),
         (b"", ""),
@@ -228,13 +232,52 @@ def test_a_declared_encoding_is_used(declared: str) -> None:
     assert decode_text("Привет, мир".encode("koi8-r"), declared) == "Привет, мир"
 
 
-@pytest.mark.parametrize("declared", ["unknown", "hex", "ascii", "utf-7", "punycode", "", "\x00"])
+@pytest.mark.parametrize("declared", ["unknown", "hex", "utf-8", "utf-7", "punycode", "", "\x00", "euc-jp"])
 def test_a_declared_encoding_that_is_unknown_or_wrong_is_passed_over(declared: str) -> None:
-    assert decode_text("Grüße".encode("latin-1"), declared) == "Grüße"
+    assert decode_text(EUROPEAN.encode("latin-1"), declared) == EUROPEAN
 
 
-def test_utf_8_wins_over_a_declared_encoding() -> None:
-    assert decode_text("Grüße".encode(), "latin-1") == "Grüße"
+@pytest.mark.parametrize(
+    ("data", "declared", "text"),
+    [
+        ("Grüße".encode(), "latin-1", "GrÃ¼ÃŸe"),
+        ("“Grüße” 5 €".encode("cp1252"), "iso-8859-1", "“Grüße” 5 €"),
+        ("漢字".encode("gbk"), "gb2312", "漢字"),
+        ("똠방각하".encode("cp949"), "euc-kr", "똠방각하"),
+        ("賃料".encode("iso2022_jp"), "ISO-2022-JP", "賃料"),
+        (codecs.BOM_UTF8 + "Grüße".encode(), "latin-1", "\ufeffGrüße"),
+        (codecs.BOM_UTF16_LE + "Grüße".encode("utf-16-le"), "latin-1", "Grüße"),
+    ],
+)
+def test_a_declaration_wins_over_all_but_a_byte_order_mark(data: bytes, declared: str, text: str) -> None:
+    assert decode_text(data, declared) == text
+
+
+def test_a_short_text_in_nobody_knows_which_encoding_is_refused_and_says_how_to_send_it() -> None:
+    for data in ("Dziękuję".encode("cp1250"), "合同".encode("gbk") * 4):
+        with pytest.raises(ParsingError, match="charset=windows-1250") as raised:
+            decode_text(data)
+        assert raised.value.code == "document_not_text"
+
+
+LEASES = {
+    "Договор аренды нежилого помещения. Арендатор платит каждый месяц.": ("cp1251", "koi8-r", "cp866", "iso8859-5"),
+    "Umowa najmu lokalu. Najemca płaci czynsz co miesiąc, źródło: księga.": ("cp1250", "iso8859-2"),
+    "Ο μισθωτής πληρώνει το ενοίκιο κάθε μήνα.": ("cp1253", "iso8859-7"),  # noqa: RUF001 - it is Greek
+    "Kiracı her ayın beşinci gününe kadar kirayı öder.": ("cp1254",),  # noqa: RUF001 - Turkish has it
+    "يدفع المستأجر الإيجار كل شهر قبل الخامس.": ("cp1256",),
+    "השוכר ישלם את דמי השכירות בכל חודש.": ("cp1255",),
+    "ผู้เช่าต้องชำระค่าเช่าทุกเดือน": ("cp874",),
+    "租赁合同。承租人应当于每月五日前支付租金。": ("gbk", "gb18030", "hz"),
+    "租賃合約。承租人應於每月五日前支付租金。": ("big5",),
+    "借主は毎月五日までに賃料を支払うものとする。": ("euc_jp", "shift_jis", "cp932", "iso2022_jp"),
+    "임차인은 매월 오일까지 임대료를 지급하여야 한다.": ("cp949", "euc_kr", "iso2022_kr"),
+}
+
+
+@pytest.mark.parametrize(("text", "encoding"), [(text, each) for text, found in LEASES.items() for each in found])
+def test_an_encoding_that_nobody_declared_is_detected(text: str, encoding: str) -> None:
+    assert decode_text(text.encode(encoding)) == text
 
 
 @pytest.mark.parametrize(
