@@ -446,6 +446,7 @@ class TranslatedStream(EventReader):
         "_continues_text",
         "_finish",
         "_has_begun",
+        "_has_ended",
         "_is_over",
         "_out",
         "_repeated_text",
@@ -467,6 +468,7 @@ class TranslatedStream(EventReader):
         self._calls = CallNumbers()
         self._out: list[bytes] = []
         self._has_begun = False
+        self._has_ended = False
         self._is_over = False
         self._finish: Finish | None = None
         self._stop_sequence: str | None = None
@@ -477,13 +479,15 @@ class TranslatedStream(EventReader):
         return self._write_events(events) if events else b""
 
     def finish_stream(self) -> bytes:
+        """Return the events that are left. Some servers send no `[DONE]`: an answer with a finish reason is whole."""
         held_events = self._take_held()
-        return self._write_events(held_events) if held_events else b""
+        self.is_done = self.is_done or self._has_ended
+        return self._write_events(held_events)
 
     @property
     def is_complete(self) -> bool:
         """Whether the family's last event or an error was written. The last event is written when `[DONE]` has come
-        after a finish reason or a tool call."""
+        after a finish reason or a tool call, or the stream has ended after a finish reason."""
         return self._is_over
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
@@ -526,6 +530,7 @@ class TranslatedStream(EventReader):
         if delta and isinstance(delta, dict):
             self._write_delta(delta, choice)
         if choice.get("finish_reason") is not None:
+            self._has_ended = True
             finish = finish_of(choice)
             self._finish = "tool_calls" if finish == "stop" and self._finish == "tool_calls" else finish
             self._stop_sequence = stop_sequence_of(choice) or self._stop_sequence

@@ -14,7 +14,8 @@ _STREAMS_ONLY = ("prompt_progress", "obfuscation")
 
 class OpenAICollector(EventCollector):
     """`StreamCollector` of a chat completion (`is_chat`) or a completion. Collects choices by their index; of each
-    field beside the choices, the last value counts. The stream is complete once `[DONE]` has come."""
+    field beside the choices, the last value counts. The stream is complete once `[DONE]` has come, or where it ended
+    after a finish reason of each choice."""
 
     __slots__ = ("_choices", "_ended_last", "_is_chat", "_tally", "_top", "_usages")
 
@@ -60,7 +61,7 @@ class OpenAICollector(EventCollector):
             self._ended_last = index
 
     def _build_answer(self) -> Any:
-        if not self.is_done:
+        if not self.is_done and not (self._choices and all(each.has_ended for each in self._choices.values())):
             return None
         top = {name: value for name, value in self._top.items() if name not in _STREAMS_ONLY}
         if self._is_chat:
@@ -85,6 +86,11 @@ class _Choice:
         self._calls: dict[int, tuple[int, _ToolCall]] = {}
         """Number of a tool call to its index in the stream and the call."""
         self._numbers = CallNumbers()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its finish reason has come."""
+        return self._fields["finish_reason"] is not None
 
     def add_part(self, choice: Fields) -> None:
         """Add the part of the choice that one event holds."""

@@ -249,9 +249,14 @@ class OpenAIStream(PassthroughStream):
         self._tally = UsageTally()
 
     def finish_stream(self) -> bytes:
-        """Return what the base does, and `[DONE]` if the stream ended with an error."""
+        """Return what the base does, and `[DONE]` if the stream ended with an error, or without it after its answers
+        did: some servers end so, and a body that broke off does not come here."""
         rest = super().finish_stream()
-        return rest if find_error(last_event(self._last)) is None else rest + DONE
+        last = last_event(self._last)
+        if self._ends_answers(last):
+            self._last = DONE
+            return rest + DONE
+        return rest if find_error(last) is None else rest + DONE
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """Return the error as an event and `[DONE]`; of a stream that ended with an error already, `[DONE]` alone. Do
@@ -270,6 +275,16 @@ class OpenAIStream(PassthroughStream):
 
     def _is_last(self, event: bytes) -> bool:
         return DONE_EVENT.search(event) is not None
+
+    def _ends_answers(self, event: bytes) -> bool:
+        """Whether the event has a finish reason, or the usage that comes after the last one."""
+        fields = errors.decode_json(data_of(event))
+        choices = fields.get("choices") if isinstance(fields, dict) else None
+        if choices == []:
+            return isinstance(fields.get("usage"), dict)
+        return isinstance(choices, list) and any(
+            isinstance(each, dict) and each.get("finish_reason") is not None for each in choices
+        )
 
 
 def as_events(body: bytes) -> bytes:

@@ -9,12 +9,15 @@ import pytest
 
 from contract.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
+from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventStream, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.llama_native import NATIVE
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.support.outcomes import present
+from tests.support.responses import context
 
 LOST = RoundhouseError("engine_disconnected", "Gone.")
 FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
@@ -89,6 +92,35 @@ def test_a_stream_without_its_end_is_not_complete(dialect: Dialect, rest: bytes)
     assert passed(events, part + rest) == part + (rest if rest.endswith(b"\n\n") else b"")
     assert not events.is_complete
     assert not stream_of(dialect).is_complete
+
+
+FINISHED = data(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
+COUNTED = data(choices=[], usage={"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2})
+
+
+@pytest.mark.parametrize("ending", [[FINISHED], [FINISHED, COUNTED], [FINISHED + COUNTED], [FINISHED, b": bye\n\n"]])
+def test_an_answer_with_a_finish_reason_is_whole_without_done(ending: list[bytes]) -> None:
+    """Some servers end so. What broke off is failed without `finish_stream`."""
+    part = PARTS[CHAT]
+    asked = {"stream_options": {"include_usage": True}}
+    events = stream_of(CHAT, **asked)
+    assert passed(events, part, *ending) == b"".join([part, *ending]) + DONE
+    assert events.is_complete
+    for dialect, last in ((MESSAGES_VIA_CHAT, b"message_stop"), (RESPONSES_VIA_CHAT, b'"response.completed"')):
+        request = request_of(stream=True, messages=[{"role": "user", "content": "Hi"}], input="Hi", max_tokens=9)
+        request.state = context()
+        events = dialect.open_stream(request)
+        assert last in passed(events, part, *ending)
+        assert events.is_complete
+    collector = present(CHAT.open_collector(request_of()))
+    collector.feed_data(b"".join([part, *ending]))
+    assert present(collector.build_result())[0] == 200
+
+
+def test_a_choice_without_a_finish_reason_is_not_whole() -> None:
+    collector = present(CHAT.open_collector(request_of(n=2)))
+    collector.feed_data(data(choices=[{"index": 1, "delta": {"content": "a"}}]) + FINISHED)
+    assert collector.build_result() is None
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)

@@ -320,7 +320,7 @@ def test_a_stream_that_breaks_off_ends_as_one_should(
     events = RESPONSES_VIA_CHAT.open_stream(request)
     whole = streamed(made[0])
     whole = whole[: min(length, len(whole) - 20)]
-    out = b"".join([events.feed_data(part) for part in cut(whole, places)]) + events.finish_stream()
+    out = b"".join([events.feed_data(part) for part in cut(whole, places)])
     out += events.fail_stream(RoundhouseError(code, message, param="p"), "r")
     assert events.is_complete
     response = folded(out, is_open=is_open)
