@@ -76,8 +76,8 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._end.set)
 
     async def main_loop(self) -> None:
-        """Keep the date of answers until the server is to end. Called by uvicorn, whose own wakes ten times a second to
-        look for an end."""
+        """Renew the date of answers once a second, until `should_exit` is set. Called by uvicorn, whose own loop looks
+        for the end ten times a second."""
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
         """Stop: accept no connections, wait for running requests, and end the rest with `gateway_stopping`.
 
         Called by uvicorn after a signal. Waits for requests until about a second after the grace period at most, and
-        then for the end of the gateway's lifespan.
+        then for the end of the gateway's lifespan; after a second SIGINT (`force_exit`) for neither.
         """
         self.gateway.begin_stop()
         end_timer = asyncio.get_running_loop().call_later(self._grace_s, self.gateway.end_all)

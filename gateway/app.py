@@ -166,7 +166,7 @@ def create_gateway(
     """Assemble a gateway with these settings.
 
     Connects to nothing and serves nothing before its lifespan begins, but resolves names (`find_admin_addresses`) and
-    extends the gateway, which both block.
+    calls `extend`: both block.
 
     `extend`: adds another package's features, see `open_extension`. `certificate` None: it serves HTTP. The gateway
     loads `certificate` again when its files change. `trusted_clock`: the one that `extend` was opened with; None: one

@@ -22,7 +22,8 @@ DEFAULT_PORT: Final = "8080"
 
 
 class HealthTarget(NamedTuple):
-    """Where the health check sends its request: a local address or name, and a port, as `find_target` found them."""
+    """Where the health check sends its request: a local address or name, a port, and whether the gateway serves HTTPS
+    there (`is_tls`), as `find_target` found them."""
 
     host: str
     port: int

@@ -79,7 +79,8 @@ _DIGEST_BYTES: Final = 16
 
 
 class Beginning(NamedTuple):
-    """Identifies the first `length` parts of a conversation without keeping their text."""
+    """Identifies the first `length` parts of a conversation without keeping their text. Parts are messages, or the
+    characters of a prompt that is a text. `digest`: 16 bytes, equal for equal beginnings in every gateway."""
 
     length: int
     """Number of messages; for a prompt that is a text, number of characters."""
@@ -225,9 +226,11 @@ class Session:
     """Monotonic time in seconds at which its last turn began or ended."""
     sampling: Sampling | None = None
     seen: Beginning | None = None
-    """All messages of its last answered turn; None: no turn was answered yet, or the last rebuild was not."""
+    """All messages of its last answered turn; None: no turn was answered yet, or the last turn that was `rebuilt` was
+    not answered."""
     tokens: int = 0
-    """Tokens of its last turn, prompt and answer; 0: the engine reported no counts."""
+    """Tokens, prompt and answer, of its last answered turn whose counts the engine reported; 0: there is none, or the
+    last turn that was `rebuilt` was not answered."""
     turns_inside: int = 0
     """Requests of the session that the replica is serving."""
     slot: int | None = None
@@ -274,8 +277,9 @@ class ReplicaSessions:
         return "reused" if self._continues(session, claim) else "rebuilt"
 
     def count_cached(self, claim: SessionClaim) -> int:
-        """Return the tokens of the session's last turn, prompt and answer, if `decide` would say `reused` for this
-        turn; 0 if not, or if the engine reported none."""
+        """Return the tokens that the session has in the cache (`Session.tokens`: prompt and answer of its last turn
+        whose counts the engine reported) if `decide` would say `reused` for this turn; else 0, as where no counts were
+        reported."""
         session = self._sessions.get(claim.key)
         return session.tokens if session is not None and self._continues(session, claim) else 0
 

@@ -297,7 +297,8 @@ class GatewaySettings(ProgramSettings):
     def urls(self) -> tuple[str, ...]:
         """The URLs that the gateway listens on, one per entry of `hosts`, without a path.
 
-        Wildcard addresses stay as they are, and so does port 0 until `main` has put the port in its place.
+        Wildcard addresses stay as they are. Port 0 stays, too, until `main` replaces the setting by the port that was
+        bound.
         """
         scheme = "http" if self.tls_cert is None else "https"
         return tuple(f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}" for host in self.hosts)

@@ -197,11 +197,8 @@ class Admission:
         self._queues[ticket.model].sessions.prefill_pace.record_prompt(tokens, seconds)
 
     def record_overrun(self, ticket: Ticket, now: float) -> None:
-        """Raise the token estimates of the ticket's model, because the engine reported a full KV cache.
-
-        Call while `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one. `now`: monotonic
-        seconds.
-        """
+        """Raise the token estimates of the ticket's model, because the engine reported a full KV cache. Call while
+        `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one. `now`: monotonic seconds."""
         self._queues[ticket.model].token_estimator.record_overrun(now)
 
     def _requeue(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:

@@ -34,13 +34,9 @@ class CircuitBreaker:
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:
-        """Count a failed connection.
-
-        The third opens the breaker, with a pause of `FIRST_PAUSE_S` (1 s) from `now` (monotonic seconds).
-
-        A later one, after the pause, begins another pause of twice the length, up to `LONGEST_PAUSE_S` (30 s). Failures
-        during a pause are ignored: those connections began before it.
-        """
+        """Count a failed connection. The third opens the breaker, with a pause of `FIRST_PAUSE_S` (1 s) from `now`
+        (monotonic seconds). A later one, after the pause, begins another pause of twice the length, up to
+        `LONGEST_PAUSE_S` (30 s). Failures during a pause are ignored: those connections began before it."""
         if not self.is_open:
             self._failures += 1
             if self._failures < FAILURES:

@@ -78,13 +78,9 @@ class EngineSlots:
         return self._occupy(slot, None, now)
 
     def release(self, slot: int, now: float) -> None:
-        """Mark a slot that `place_session` or `place_stranger` occupied as idle.
-
-        The session that holds the slot keeps it.
-
-        `now`: monotonic seconds, from now on the time of the slot's last use. Whether the slot is occupied is not
-        checked.
-        """
+        """Mark a slot that `place_session` or `place_stranger` occupied as idle. The session that holds the slot keeps
+        it. `now`: monotonic seconds, from now on the time of the slot's last use. Whether the slot is occupied is not
+        checked."""
         self._busy[slot] = False
         self._used_at[slot] = now
 

@@ -94,8 +94,8 @@ class FairQueue:
             self._push(account)
 
     def add_ticket_in_front(self, ticket: Ticket) -> None:
-        """Queue `ticket` in front of all other tickets of its tenant. Sets its rank to 0, the priority rank. Otherwise
-        as `add_ticket`."""
+        """Queue `ticket` in front of all other tickets of its tenant. Sets its rank to 0, the priority rank, and its
+        `account`, and its tenant's weight to the ticket's. No limit of the queue applies."""
         ticket.rank = 0
         self.add_ticket(ticket)
         ticket.account.ranks[0].move_to_end(ticket, last=False)
@@ -435,11 +435,8 @@ class ModelQueue:
         return grants
 
     def waiting_tickets(self) -> list[Ticket]:
-        """Return the waiting tickets, next to enter first.
-
-        Tickets further behind may still overtake a ticket that needs more of a replica than is free when its turn
-        comes.
-        """
+        """Return the waiting tickets, next to enter first. Tickets further behind may still overtake a ticket that
+        needs more of a replica than is free when its turn comes."""
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def list_places(self) -> list[tuple[Ticket, QueuePlace]]:
@@ -472,10 +469,12 @@ class ModelQueue:
         return least_busy.endpoint
 
     def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
-        """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
+        """Return the replicas that a request with these `retries` may try now, or once they have room or a trial
+        succeeds.
 
-        A replica that refused the request is never among them; one that broke its connection, only if no other is left.
-        Empty: the request has nothing left to try. `now`: monotonic seconds.
+        Never among them: replicas in the pause of their circuit breaker, and replicas that refused the request. If
+        `retries` is not empty, replicas that broke its connection or whose trial runs are among them only if no other
+        is left. Empty: the request has nothing left to try. `now`: monotonic seconds.
         """
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]
         if retries is NO_RETRIES:
@@ -490,11 +489,8 @@ class ModelQueue:
         ] or allowed_replicas
 
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Return, and do not raise, the `engine_unreachable` error that says why `replicas_left` is empty.
-
-        The error has a time to retry after only if every replica is left out by its circuit breaker. `now`: monotonic
-        seconds.
-        """
+        """Return, and do not raise, the `engine_unreachable` error that says why `replicas_left` is empty. The error
+        has a time to retry after only if every replica is left out by its circuit breaker. `now`: monotonic seconds."""
         wait_s = None
         if not self.replicas:
             cause = "no replica is ready"

@@ -69,8 +69,9 @@ class Ticket:
     """One request's claim to slots of a replica. Created by the caller of `Admission`, and used for one request only.
 
     Its state goes from `new` to `waiting` or `inside`, possibly between these two several times, and ends as `gone`.
-    The owner sets `is_refused` and `goes_on`, and adds to `retries`. Other attributes that the constructor does not
-    take are set by admission, which also sets `rank` to 0 when it queues the ticket again after an attempt.
+    The owner sets `is_refused` and `goes_on`; owner and admission add to `retries`. Other attributes that the
+    constructor does not take are set by admission, which also sets `rank` to 0 when it queues the ticket again after an
+    attempt.
     """
 
     __slots__ = (
@@ -164,7 +165,9 @@ class Ticket:
 
 
 class SessionTerms(NamedTuple):
-    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`."""
+    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`.
+    `capacity`: maximum number of sessions of one replica. `slot_count`: slots of the engine, if requests name their
+    slot; None: they do not. `binds_sampling`: a turn with other sampling fields than the turn before is `rebuilt`."""
 
     capacity: int
     """Maximum number of sessions that a replica keeps."""
@@ -347,10 +350,7 @@ class ReplicaSlots:
 
     def has_tokens(self, ticket: Ticket) -> bool:
         """Return whether the KV cache has room for the ticket's claim; True where tokens are not counted. Reserves
-        nothing.
-
-        Call `TokenClaim.estimate_tokens` of the claim before.
-        """
+        nothing. Call `TokenClaim.estimate_tokens` of the claim before."""
         return self.token_pool is None or ticket.claim is None or self.token_pool.has_room(ticket.claim)
 
     def usage_share(self, target: int) -> float:

@@ -16,7 +16,8 @@ Holder = TypeVar("Holder")
 
 class TokenDemand(NamedTuple):
     """What a request's body says about the tokens that it will take. `text_bytes`: bytes of the body without images and
-    sound. `max_tokens`: limit of each of the `sequences` answers; None: the request sets none that is valid."""
+    sound. `has_media`: whether it holds any. `max_tokens`: limit of each of the `sequences` answers; None: the request
+    sets none that is valid."""
 
     text_bytes: int
     """Bytes of the body without images and sound."""
@@ -82,8 +83,8 @@ class TokenEstimator:
         self._overrun_factor = 1.0
         self._overrun_at: float | None = None
         self.answer_tokens: int | None = None
-        """Tokens that about 9 of 10 recent answers stayed within, of those that no limit cut; None: none was counted.
-        """
+        """Tokens that about 9 of 10 recent answers stayed within, of those that no limit cut; None: none was
+        counted."""
 
     def estimate_prompt(self, demand: TokenDemand) -> int:
         """Return the estimated tokens of the prompt, chat template and media included.
@@ -116,7 +117,8 @@ class TokenEstimator:
         """Raise estimates by half, because an engine reported a full KV cache. `now`: monotonic seconds.
 
         Calls within `OVERRUN_PAUSE_S` (1 s) after one that counted do nothing. All raises together make at most a
-        factor of `MOST_OVERRUN_FACTOR` (8).
+        factor of `MOST_OVERRUN_FACTOR` (8). Texts count a token per byte, unraised, until an engine has counted a
+        prompt.
         """
         if self._overrun_at is None or now - self._overrun_at >= OVERRUN_PAUSE_S:
             self._overrun_at = now
@@ -183,8 +185,8 @@ class TokenClaim:
         self.is_bounded = False
         """Whether the reservation is final: the answer cannot exceed it, or its length cannot be observed."""
         self.needed = 0
-        """Tokens to reserve: prompt and all answers. May exceed the cache: `TokenPool.admit` then reserves all of it.
-        """
+        """Tokens to reserve: prompt and all answers. May exceed the cache: `TokenPool.admit` then reserves all of
+        it."""
         self.least_tokens = 0
         """Lower bound of `needed`; set when the request was preempted because it had too few."""
         self.preemptions = 0

@@ -137,8 +137,9 @@ def codes_paragraph(codes: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field of a `RequestBody` must be, in the words of its refusal: "`name` " and `text`. `too_long`: the words
-    for more entries or characters than allowed, which may have `{max_length}` and `{actual_length}`; None: `text`."""
+    """What a field of a `RequestBody` must be. The message of a refusal is the field's name and `text`. `too_long`
+    replaces `text` for an array with too many entries (not for a text that is too long), and may hold `{max_length}`
+    and `{actual_length}`; None: `text` is used."""
 
     text: str
     too_long: str | None = None
@@ -165,7 +166,8 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def parse_body(model: type[_Body], fields: Fields) -> _Body:
-    """Return the body as the model. Raises RoundhouseError `invalid_request` for the first wrong field."""
+    """Return `fields`, a decoded body, as an object of `model`. Raises RoundhouseError `invalid_request` for the first
+    wrong field, in the words of its `Rule` or else of pydantic; `param` is the field."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -259,7 +261,8 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def list_path_parameters(spec: RouteSpec) -> tuple[Parameter, ...]:
-    """Return the parameters in the path, for a handler whose signature does not have them."""
+    """Return the parameters in the path of `spec`, each a required text that is described as "Its id.", for a handler
+    whose signature does not have them. Empty if the path has none."""
     names = _PATH_PARAMETER.findall(spec.path)
     return tuple(Parameter(name, "Its id.", {"type": "string"}, place="path", required=True) for name in names)
 

@@ -25,7 +25,7 @@ from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, r
 
 
 class DeadlineError(Exception):
-    """The time limit of a `Lifetime` is over. Raised by leaving its context."""
+    """The time limit of a `Lifetime` is over. Raised at the end of the `with` block of that `Lifetime`."""
 
 
 class Lifetime:
@@ -33,8 +33,7 @@ class Lifetime:
 
     Enter it once, in the task of the request. The reason is `DeadlineError`, `ClientGoneError`, or that of `end_with`.
     A cancellation from elsewhere stays `CancelledError`, and any other exception of the block is raised as it is. One
-    timer and one watch of the client serve a whole request: a
-    timeout for each wait would cost more than the wait.
+    timer and one watch of the client serve a whole request: a timeout for each wait would cost more than the wait.
     """
 
     __slots__ = ("_is_over", "_loop", "_reason", "_task", "_timeout_s", "_timer", "_watch")
@@ -74,11 +73,8 @@ class Lifetime:
             self.end_with(ClientGoneError())
 
     def end_with(self, reason: Exception) -> None:
-        """Cancel what the context's task awaits, so that the context raises `reason`. Returns at once.
-
-        Call in the event loop after the context was entered. Does nothing after an earlier reason or the end of the
-        context.
-        """
+        """Cancel what the context's task awaits, so that the context raises `reason`. Returns at once. Call in the
+        event loop after the context was entered. Does nothing after an earlier reason or the end of the context."""
         if not self._is_over and self._reason is None:
             self._reason = reason
             self._task.cancel()
@@ -100,7 +96,8 @@ class Lifetime:
 class RunningForwards:
     """The requests that are being forwarded to one program, so that a stop of the gateway can end them.
 
-    Use it in one event loop. No method waits. Requests whose body is read before `hold` are not ended.
+    Use it in one event loop. No method waits. A request counts, and can be ended, only within its `hold`: not while its
+    body is read before.
     """
 
     def __init__(self) -> None:
@@ -320,8 +317,9 @@ class AdminForward(RunningForwards):
 
 
 async def read_short_body(scope: Scope, receive: Receive) -> bytes:
-    """Return a body of at most `SHORT_BODY_BYTES`. Raises RoundhouseError `body_too_large`, or `request_timeout` if
-    it is not complete after `SHORT_BODY_TIMEOUT_S`; and ClientGoneError."""
+    """Return a body of at most `SHORT_BODY_BYTES` (1 MiB). Raises RoundhouseError `body_too_large`, or
+    `request_timeout` if it is not complete after `SHORT_BODY_TIMEOUT_S` (60 s); ClientGoneError if the client left
+    before."""
     try:
         async with asyncio.timeout(SHORT_BODY_TIMEOUT_S):
             return await read_body(scope, receive, SHORT_BODY_BYTES)

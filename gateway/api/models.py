@@ -166,7 +166,7 @@ def model_fields(view: ModelView) -> dict[str, Any]:
 
 
 def declare_models(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog) -> None:
-    """Add `GET /v1/models` and `/v1/models/{name}`. Call after `benchmarks.declare`.
+    """Add `GET /v1/models` and `/v1/models/{name}`. Call after `readiness.declare_benchmarks`.
 
     The routes show the models of the table in force in `live` that the caller may see, loaded or not, with their
     downloads as `events` knows them. Without a table, the routes answer `controller_unavailable`.

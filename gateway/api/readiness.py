@@ -257,7 +257,7 @@ class Benchmarks:
 def declare_benchmarks(routes: HttpRoutes, live: LiveRoutes, benchmarks: Benchmarks) -> None:
     """Add `GET /v1/models/{name}/status`, and `GET` and `POST` of `/v1/models/{name}/benchmark`.
 
-    Call before `models.declare`, whose route matches everything below /v1/models/.
+    Call before `models.declare_models`, whose route matches everything below /v1/models/.
     """
 
     def find_visible(request: Request, name: str) -> ModelRoute:

@@ -16,8 +16,8 @@ class InflightCounts:
     """This gateway's requests in flight, and what else its reports to the controller say of models and replicas.
 
     Attempts, and calls of MCP servers that the controller runs, count themselves in and out, and `ControllerLink` sends
-    the reports. Methods that change what a report shows call `on_change`, but for `forget_absent`,
-    whose caller reports. Times are Unix time in seconds.
+    the reports. Methods that change what a report shows call `on_change`, except `forget_absent`, whose caller reports,
+    and `record_answer`. Times are Unix time in seconds.
 
     Invariant: a request is counted under its replica from when the replica is chosen, always from the table in force,
     until the request's last byte. So a report made under table T counts every running request that was admitted under
@@ -55,8 +55,8 @@ class InflightCounts:
         """Called also when a model that is not loaded is first requested: the controller should know at once."""
 
     def enter_replica(self, model: str | None, replica: str, request_id: str) -> None:
-        """Start counting a request as in flight at `replica`, and note the use of `model`. None: the replica is an MCP
-        server, which is no model, and a tool of it is called.
+        """Start counting a request as in flight at `replica`, and note the use of `model`. `model` None: `replica` is
+        an MCP server, which is no model, and one of its tools is called.
 
         Call `leave_replica` once for each call, with the same arguments. A request is in flight at one model's replica
         at a time, which is not checked; it may have several calls of tools in flight at one server.
@@ -89,10 +89,7 @@ class InflightCounts:
 
     def record_demand(self, model: str) -> None:
         """Note the time of a request for an `autoload` model that is not loaded, so that the controller loads the
-        model.
-
-        The first call for a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
-        """
+        model. The first call for a model calls `on_demand`, too. The demand stays until `forget_absent` drops it."""
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
         self.on_change()
@@ -106,7 +103,8 @@ class InflightCounts:
         self.on_change()
 
     def record_answer(self, replica: str) -> None:
-        """Forget the failures of `replica`, because it answered a request. Does nothing if there are none."""
+        """Forget the failures of `replica`, because it answered a request. Does nothing if there are none, and never
+        calls `on_change`: the next report tells it."""
         if self._failed_at:
             self._failed_at.pop(replica, None)
 
@@ -137,7 +135,7 @@ class InflightCounts:
         """Return a report for the controller, and change nothing. Times in the report are Unix time in seconds.
         `routes`: the table in force; None: there is none yet.
 
-        `addresses`, `ending` and `remotes` of the report are left for `ControllerLink` to fill in.
+        `ControllerLink` adds the fields `process`, `draining`, `addresses`, `ending`, `remotes` and `tool_calls`.
         """
         now = self._clock()
         return GatewayReport(
@@ -205,10 +203,7 @@ class ReportSchedule:
 
     def request_report(self) -> None:
         """Request a report as soon as `COALESCE_S` (0.1 s) have passed since the last. Call when something in it
-        changes.
-
-        Returns at once; repeated calls before the report count as one.
-        """
+        changes. Returns at once; repeated calls before the report count as one."""
         self._report_requested.set()
 
     def request_report_now(self) -> None:

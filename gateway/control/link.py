@@ -51,9 +51,9 @@ class GatewayFile(BaseModel):
 def take_identity(folder: Path) -> GatewayProcess:
     """Return this process's identity, and count its start in `folder`/gateway.json. Blocks. Call once per process.
 
-    Without a folder (of a gateway that stores nothing), or if it cannot be written, which is logged, the process is a
-    gateway of its own: where it follows one that was killed, the controller must first see that one gone. A damaged
-    file is replaced, which is logged, too.
+    If `folder` does not exist (a gateway that stores nothing), or cannot be written, which is logged, the id is new,
+    and the number of the start is 0. The controller then takes the process for another gateway: if the one before was
+    killed, it may refuse this one until it has seen the other gone. A damaged file is replaced, which is logged, too.
     """
     try:
         counted = _count_start(folder) if folder.exists() else GatewayFile(id=_new_id(), epoch=0)
@@ -177,8 +177,8 @@ class LinkState:
         known."""
         self.was_ever_connected = False
         self.table_at: float | None = None
-        """Monotonic seconds when the last table that was not ignored arrived, a repeated one included; None: none
-        has arrived."""
+        """Monotonic seconds when the last table arrived that was applied or repeated the one in force; None: none has
+        arrived."""
 
     @property
     def status_word(self) -> str:
@@ -193,11 +193,11 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class OwnIdentity:
-    """What a gateway says of itself."""
+    """What a gateway says of itself: which process it is, by `take`, and the URLs that it listens on (`addresses`)."""
 
     take: Callable[[], GatewayProcess]
-    """Returns which process it is. Called once, on the first connection; it may block. A controller that shares the
-    state folder has made it by then."""
+    """Returns which process it is. Called once, after the first connection was opened; it may block. A controller that
+    shares the state folder has created the folder by then."""
     addresses: tuple[str, ...]
     """URLs that it listens on."""
 
@@ -250,10 +250,8 @@ class ControllerLink:
         self._timer.request_report()
 
     async def run(self) -> None:
-        """Connect, serve the connection, and reconnect, until cancelled.
-
-        Never returns, and failures are only logged.
-        """
+        """Connect, serve the connection, and reconnect, until cancelled. Never returns, and failures are only
+        logged."""
         attempt = 0
         while True:
             try:
@@ -272,8 +270,8 @@ class ControllerLink:
             await asyncio.sleep(delay)
 
     def begin_drain(self) -> None:
-        """Have the reports say from now on that the gateway accepts no new requests: the controller then takes a
-        successor. Call when a stop begins."""
+        """Report at once, and in each later report, that the gateway accepts no new requests: the controller then takes
+        a successor. Call when a stop begins."""
         self._is_draining = True
         self._timer.request_report_now()
 

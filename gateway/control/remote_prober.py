@@ -296,7 +296,7 @@ class AicoreProbe:
         self._interval_s = interval_s
         self._session: aiohttp.ClientSession
         self.latest: AicoreStatus | None = None
-        """None: no model has the role, or it was not asked yet."""
+        """The answer to the last question of `run`; None: no model has the role, or it was not asked yet."""
 
     async def __aenter__(self) -> AicoreProbe:
         # Not in __init__: aiohttp's sessions belong to a running event loop.

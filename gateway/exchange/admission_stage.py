@@ -162,8 +162,8 @@ class AdmissionStage:
 
         Raises:
             RoundhouseError: `not_supported`, or what `Dialect.check_request`, `check_length` or the translation for the
-                engine refuses; `rate_limit_exceeded`; the model is not loaded and not waited for (see
-                `refusal_of`); `queue_full`; `engine_unreachable`.
+                engine refuses; `invalid_request` for a wrong `?replica=`; `rate_limit_exceeded`; the model is not
+                loaded and not waited for (see `refusal_of`); `queue_full`; `engine_unreachable`.
             Exception: what a hook or `EngineStage.send_attempt` raises. After any exception, the caller must end the
                 request.
         """
@@ -205,9 +205,9 @@ class AdmissionStage:
         """Return the model as the table in force has it, and check the request again if the model has changed.
 
         Raises:
-            RoundhouseError: `unknown_model` if the model is gone; `invalid_api_key`, `scope_required` or
-                `model_not_allowed` if the caller's key does not allow the request any more; or the changed model does
-                not take the request.
+            RoundhouseError: `controller_unavailable` if no table is in force any more; `unknown_model` if the model is
+                gone; `invalid_api_key`, `scope_required` or `model_not_allowed` if the caller's key does not allow the
+                request any more; or the changed model does not take the request.
         """
         route = self._exchange.renew_route()
         if route is not self._checked_route:

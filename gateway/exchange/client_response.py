@@ -190,10 +190,7 @@ class ClientResponse:
 
     def stop_recording(self) -> None:
         """Remove all recorders that `record_parts` added, and what `wrap_call` set. Call at the end of the request:
-        they may refer back to it.
-
-        Does nothing without recorders.
-        """
+        they may refer back to it. Does nothing without recorders."""
         if isinstance(self._call, RecordingCall):
             self._call = self._call.call
 
@@ -219,10 +216,7 @@ class ClientResponse:
 
     def send_heartbeat(self, now: float) -> None:
         """Send the comment by which the dialect keeps the connection alive. If nothing is sent yet, this begins a
-        stream.
-
-        Does nothing if the answer is no stream. `now`: monotonic seconds.
-        """
+        stream. Does nothing if the answer is no stream. `now`: monotonic seconds."""
         self.send_comment(self.dialect.heartbeat, now)
 
     def send_comment(self, comment: bytes, now: float) -> None:

@@ -115,8 +115,9 @@ class InferenceDispatcher:
     def open_inner(
         self, call: ClientCall, caller: Caller, hooks: ExchangeHooks = NO_HOOKS, request_id: str | None = None
     ) -> Handler:
-        """Open an exchange for a request of the gateway's own, and return its handler: set it as `call.handler`, and
-        call its `take_body` unless `call.response_complete` (`gateway_stopping`). `caller`: authenticated, unlimited.
+        """Open an exchange for a request of the gateway's own, and return its handler. Set the handler as
+        `call.handler`, and call its `take_body`, unless `call.response_complete` says that the request is refused
+        already (`gateway_stopping`). `caller`: authenticated; its rate limits do not apply.
 
         `hooks`: all that the exchange has. `request_id`: of the client's request that this one is a round of, which
         counts in metrics in its place; None: a new one, counted as a request. Raises KeyError if no inference API has

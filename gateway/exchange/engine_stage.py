@@ -57,13 +57,10 @@ _TOKEN_REFUSED = 401
 
 
 class Attempt:
-    """Sends the request to one replica and passes its answer on to the client.
-
-    Make one for each call of `send_request`.
-
-    The engine's connection calls the methods `engine_*`, in the event loop. While the attempt is under way, the request
-    counts as in flight at the replica; the slot belongs to the request's ticket. Call `cancel` to end it early.
-    """
+    """Sends the request to one replica and passes its answer on to the client. Make one for each call of
+    `send_request`. The engine's connection calls the methods `engine_*`, in the event loop. While the attempt is under
+    way, the request counts as in flight at the replica; the slot belongs to the request's ticket. Call `cancel` to end
+    it early."""
 
     __slots__ = (
         "_answer",
@@ -397,15 +394,11 @@ class EngineStage:
         exchange.close()
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
-        """Send or queue the request again, or end it with an error, after an attempt without an answer.
-
-        Called by the attempt.
-
-        The request is sent or queued again if `replica` refused the connection or closed it without an answer, and ends
-        with `engine_unreachable` if no replica is left to try. After any other failure it ends with
+        """Send or queue the request again, or end it with an error, after an attempt without an answer. Called by the
+        attempt. The request is sent or queued again if `replica` refused the connection or closed it without an answer,
+        and ends with `engine_unreachable` if no replica is left to try. After any other failure it ends with
         `engine_disconnected`. `resent`: the attempt had sent the request twice, the second time on a new connection.
-        Does nothing after the end of the request.
-        """
+        Does nothing after the end of the request."""
         self._attempt = None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:

@@ -220,7 +220,7 @@ class Exchange:
         self.extra_text_bytes = 0
         """Bytes of text in the engine's prompt that the request does not have."""
         self.ending_requests = 0
-        """So many requests of the same key end because of this one."""
+        """Number of running requests of the same key that end because of this one."""
         self.goes_on = False
         """The request is a part of one that was let in, so a full queue takes it."""
         self.stored_end: StoredEnd | None = None
@@ -265,8 +265,8 @@ class Exchange:
         self.services.exchanges.add(self)
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """Read the request from its complete body, have hooks complete it, and take it to admission; free the body
-        after the end of the request.
+        """Read the request from its complete body, have hooks complete it, and take it to admission. If the request has
+        ended already, only free the body.
 
         Called once by the client's connection. Raises nothing: whatever is wrong with the request ends it with an
         error.
@@ -279,10 +279,7 @@ class Exchange:
 
     def client_gone(self) -> None:
         """Note that the client has left: end the request, and so stop its engine, unless the request outlives its
-        client.
-
-        Called by the client's connection. Does nothing after the end.
-        """
+        client. Called by the client's connection. Does nothing after the end."""
         if self.is_ended:
             return
         self.answer.client_gone = True
@@ -294,10 +291,8 @@ class Exchange:
             self.close()
 
     def client_full(self) -> None:
-        """Stop reading from the engine, because the client reads more slowly than the answer is sent.
-
-        Called by the client's connection.
-        """
+        """Stop reading from the engine, because the client reads more slowly than the answer is sent. Called by the
+        client's connection."""
         if self.engine is not None:
             self.engine.pause()
 
@@ -390,8 +385,9 @@ class Exchange:
         The model is looked up by its own name, because the alias that the client used may have moved.
 
         Raises:
-            RoundhouseError: `unknown_model` if the model is gone; `invalid_api_key` if the key is gone or has expired;
-                `scope_required` or `model_not_allowed` if it is not for the API or the model any more.
+            RoundhouseError: `controller_unavailable` if no table is in force any more; `unknown_model` if the model is
+                gone; `invalid_api_key` if the key is gone or has expired; `scope_required` or `model_not_allowed` if it
+                is not for the API or the model any more.
         """
         routes = self.services.live.current
         self.caller = caller = routes.keys.renew_caller(self.caller, self.services.clock())
@@ -405,17 +401,19 @@ class Exchange:
     # The wait for a load, and the clock
 
     def begin_load_wait(self, wait: LoadWait) -> None:
-        """Wait for the load of the model, until the deadline of `wait`."""
+        """Note that the request waits for the load of its model, so that `run_due` ends it at the deadline of `wait`.
+        Returns at once."""
         self.load_wait = wait
         self.set_due()
 
     def end_load_wait(self) -> None:
-        """Wait for no load any more."""
+        """Note that the request waits for no load any more. Does nothing else if it waited for none."""
         self.load_wait = None
         self.set_due()
 
     def set_due(self) -> None:
-        """Compute `due_at`. Call when what it depends on has changed."""
+        """Compute `due_at`, when `run_due` must be called next: the earliest of the request's deadline, the deadline of
+        the load, and the next heartbeat of a stream. Call when one of these has changed."""
         due_at = self._deadline if self.load_wait is None else min(self._deadline, self.load_wait.deadline)
         if self.is_stream:
             settings = self.services.settings
@@ -447,7 +445,7 @@ class Exchange:
     # For hooks, of what they know about the request
 
     def outlive_client(self) -> None:
-        """Have the request go on when its client leaves."""
+        """Have the request go on when its client leaves: hooks of `on_event` get the rest of the answer."""
         self.outlives_client = True
 
     def hide_paths(self) -> None:
@@ -456,7 +454,8 @@ class Exchange:
         self.hides_paths = True
 
     def join_session(self, claim: SessionClaim) -> None:
-        """Make the request a turn of a session. Call before admission."""
+        """Make the request a turn of the session that `claim` names: admission chooses a replica by it. Call before
+        admission."""
         self.session = claim
 
     def set_extra_text(self, size: int) -> None:
@@ -465,7 +464,8 @@ class Exchange:
         self.extra_text_bytes = size
 
     def replace_stream(self) -> None:
-        """Count another request of the same key as one that ends because of this one. Call in `on_request`."""
+        """Count one more running request of the same key that ends because of this one: `count_request` leaves it out
+        of the key's `concurrency`. Call in a hook of `on_request`, once for each such request."""
         self.ending_requests += 1
 
     def pass_full_queue(self) -> None:
@@ -566,7 +566,8 @@ class Exchange:
     def fail_request(self, error: RoundhouseError) -> None:
         """End the request with `error`, in the form that the answer still allows. Does nothing after the end.
 
-        An end that waits for the store is sent as it is, and says that the answer is not stored.
+        If the answer is complete and only waits to be stored, `error` is not sent: the client gets the answer, which
+        says that it is not stored.
         """
         if self.is_ended:
             return

@@ -95,11 +95,11 @@ class ApiSpec:
     takes_slot: bool = True
     """A request occupies one of the engine's slots and is admitted; False: the request is sent at once."""
     inputs: tuple[str, ...] = ()
-    """Trigger of fields that may list inputs to be answered one by one, each of which costs an engine as much as a
-    request of its own."""
+    """Names of fields that may list several inputs, each of which costs an engine as much as a request of its own."""
     whole_copies: int = 0
-    """How often a large body is held that is decoded whole and what follows from that: its blocks, its text, what is
-    decoded of it, and what is sent or stored of that. 0: its long texts pass as they came."""
+    """Memory of a request with a large body, as a multiple of the body's size, where the API decodes the body whole:
+    its blocks, its text, what is decoded of it, and what is sent or stored of that. 0: it does not, and long texts pass
+    as they came."""
     scope: KeyScope = field(kw_only=True)
     """The scope that a key needs. It has no default, so the gateway does not start with an API that declares none."""
     is_inner_state: bool = False
@@ -109,9 +109,10 @@ class ApiSpec:
     body: BodyKind = "object"
     """The JSON that a request must hold. Where that is no object, the query names the model."""
     state: StateUse = "none"
-    """How requests use stored state: not at all; they continue a response; they make a response, which may search
-    files; they make a chat completion, which documents may ground, and which is stored if the request says so; or they
-    make a message, which documents may ground. `Extension.hooks` maps it to hooks."""
+    """How requests use stored state. `none`: not at all. `read`: they continue a response. `made`: they make a
+    response, which may search files. `completion`: they make a chat completion, which documents may ground, and which
+    is stored if the request says so. `message`: they make a message, which documents may ground. `Extension.hooks` maps
+    it to hooks."""
     is_native: bool = False
     """llama.cpp's own API. A request may name its model in the body or the query, and need not where only one model
     serves the API."""
@@ -161,7 +162,9 @@ class ApiSpec:
 
 
 class AnswerForm(NamedTuple):
-    """How an engine's answer becomes the client's: the translations for each form that the answer may have."""
+    """How an engine's answer becomes the client's. `events`: for a stream that the client gets as a stream; None: it
+    asked for a blocking answer. `collector`: for a stream that is gathered into a blocking answer; None: none is
+    gathered. `translate`: for the body of a blocking answer; None: it passes unchanged."""
 
     events: EventStream | None
     """Translates a stream into the client's stream; None: the client asked for a blocking answer."""
@@ -174,7 +177,8 @@ class AnswerForm(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """What an exchange waits for before its next hook: a future, and what to do with its result.
+    """What an exchange waits for before its next hook: a future, and what to do with its result. An exception of the
+    future ends the request.
 
     The exchange may end during the wait, when its client leaves or its time is over; `then` is not called then.
     """
@@ -195,7 +199,8 @@ _NOTHING: Final[frozenset[Any]] = frozenset()
 
 
 class Trigger(NamedTuple):
-    """Parts of a request that call for a hook, whatever their values. Any one of them is enough."""
+    """Parts of a request that call for a hook, whatever their values: names of fields, names of headers in lower case,
+    types of content parts. Any one of them is enough."""
 
     fields: frozenset[str] = _NOTHING
     """Fields of the body."""
@@ -248,8 +253,9 @@ class ExchangeHooks:
     shape_answer: tuple[Callable[[Exchange, AnswerForm], AnswerForm], ...] = ()
     """Wrap what translates the engine's answer. Called for each attempt."""
     on_event: tuple[Callable[[bytes], None], ...] = ()
-    """Take a part of a streamed answer before the client gets it: whole events, or a comment (a heartbeat, progress).
-    Called whether or not a client is there. The hot path never looks for these: adding one wraps the client's call."""
+    """Take a part of a streamed answer before the client gets it: whole events, or a comment (a heartbeat, progress);
+    of a long answer that is no stream, bytes that are cut anywhere. Called whether or not a client is there. The hot
+    path never looks for these: adding one wraps the client's call."""
     on_end: tuple[Callable[[Exchange], None], ...] = ()
     """Note that the request is over, however it ended, and holds nothing any more: `exchange.answer` and
     `exchange.account` tell what became of it. Called once, also where the request was refused before any other hook."""

@@ -32,8 +32,9 @@ _EMPTY: Final = b""
 
 @dataclass(slots=True)
 class InnerAnswer:
-    """The answer to a request of the gateway's own, whole or as the parts of a stream. Complete when
-    `InnerRequests.send_request` returns it."""
+    """The answer to a request of the gateway's own: whole in `body`, or else a stream, whose `parts` are kept unless
+    they were handed over as they came. Complete when `InnerRequests.send_request` returns it. Times are monotonic
+    seconds."""
 
     began_at: float
     """When the request was made, in monotonic seconds, like all times here."""
@@ -196,8 +197,9 @@ class InnerRequests:
 
 
 class RoundClient:
-    """The handler of the client's call in the place of its exchange, to which it passes on all but the client's pace:
-    when the client reads slowly, the rounds under way wait for it. A `Handler`."""
+    """Handler of a client's call while its request is answered by rounds (inner requests). A `Handler`, in the place of
+    the client's exchange, to which it passes on errors and the client's leaving. If the client reads slowly, the rounds
+    under way read slowly, too."""
 
     __slots__ = ("_exchange", "_is_full", "_rounds")
 
@@ -224,8 +226,8 @@ class RoundClient:
         self._rounds.add(handler)
 
     def slow_round(self) -> None:
-        """Have the rounds wait if the client has not caught up. Call when a part of a round has come: before, it has
-        nothing to stop."""
+        """Have the rounds wait if the client has not caught up. Call whenever a part of a round has come: pausing a
+        round that is not at its engine yet has no effect."""
         if self._is_full:
             for handler in self._rounds:
                 handler.client_full()
@@ -240,11 +242,11 @@ class RoundClient:
         """Do nothing. Never called: the body was complete before."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See Exchange."""
+        """End the client's request with `error`, in the form that its answer still allows."""
         self._exchange.fail_request(error)
 
     def client_gone(self) -> None:
-        """See Exchange."""
+        """Tell the client's exchange that the client has left, which ends the request unless it outlives its client."""
         self._exchange.client_gone()
 
     def client_full(self) -> None:
@@ -271,7 +273,7 @@ class UsedTokens:
         self.was_sent = False
         """An engine was asked."""
         self.is_partial = False
-        """Of an answer, or of a part of one, the engine sent no count."""
+        """Of at least one round that was answered without an error, the engine sent no count."""
 
     @property
     def total(self) -> int:
@@ -290,7 +292,7 @@ class UsedTokens:
             self.completion += account.usage.completion
 
     def settle(self, entry: RateLimitEntry, now: float) -> None:
-        """Settle what the request takes of its key's limits, at its end. `now`: monotonic seconds."""
+        """Settle what the request takes of its key's limits. Call once, at its end. `now`: monotonic seconds."""
         entry.settle_request(
             now,
             None if self.is_partial else self.total,

@@ -27,10 +27,8 @@ _KEPT: Final = ("previous_response_id", "conversation", "background")
 
 
 def id_of(token: str) -> str:
-    """Return the id of a response.
-
-    `token`: `TOKEN_LENGTH` random hex digits, which the ids of its items contain, too.
-    """
+    """Return the id of a response. `token`: `TOKEN_LENGTH` random hex digits, which the ids of its items contain,
+    too."""
     return f"resp_{token}"
 
 

@@ -25,7 +25,8 @@ PROGRESS_HEADERS: Final = frozenset((PROGRESS_HEADER, LOAD_PROGRESS_HEADER))
 
 
 class Progress(NamedTuple):
-    """What a request waits for, and how far along it is."""
+    """What a request waits for, and how far along it is. `share`: the part of the load or the prompt that is done, 0 to
+    1; None: not known."""
 
     stage: Literal["queue", "load", "prefill"]
     """`queue`: waits for a slot; `load`: waits for its model's load; `prefill`: the engine computes the prompt."""

@@ -157,10 +157,8 @@ class ProgressRun:
 
 
 class ProgressBoard:
-    """The requests of a gateway whose clients asked for progress comments (`X-Progress`). `Services.progress`.
-
-    `ProgressRun` adds and removes them; the dispatcher's timer calls `run_due`.
-    """
+    """The requests of a gateway whose clients asked for progress comments (`X-Progress`). One object:
+    `Services.progress`. `ProgressRun` adds and removes them; the dispatcher's timer calls `run_due`."""
 
     def __init__(self) -> None:
         self.tellers: set[ProgressRun] = set()

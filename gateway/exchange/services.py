@@ -91,8 +91,8 @@ class Services:
     progress: ProgressBoard = field(default_factory=ProgressBoard)
     grants: GrantDispatcher = field(default_factory=GrantDispatcher)
     call_when_written: Callable[[Callable[[], None]], None] = field(default=lambda callback: callback())
-    """Calls its argument when everything that was to be stored until now is written: at once where nothing is. Set by
-    `create_gateway` alone."""
+    """Calls its argument when everything is written that was to be stored until now: at once where nothing is to be
+    stored. Set by `create_gateway` alone."""
     bounds: Bounds = field(init=False)
     """What one request may ask for, from the settings."""
     hold_bytes: int = field(init=False)

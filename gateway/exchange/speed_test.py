@@ -19,7 +19,8 @@ _TEXTS: Final = ("content", "reasoning_content", "reasoning")
 
 
 class Measurement(NamedTuple):
-    """One answer to one prompt. Times are in seconds from the request on, its wait in the queue included."""
+    """One answer to one prompt. Times are in seconds from the request on, its wait in the queue included. `ttft_s`:
+    until the first text; without any, it equals `total_s`."""
 
     prompt: str
     output_tokens: int
@@ -63,8 +64,8 @@ def generation_body(route: ModelRoute, path: str, prompt: str, max_tokens: int) 
 
 
 def read_measurement(prompt: str, answer: InnerAnswer) -> Measurement:
-    """Return what a complete answer of `generation_body`'s form tells of the model's speed. `prompt`: only copied into
-    the result.
+    """Return what a complete answer to a request with `generation_body` tells of the model's speed. `prompt`: only
+    copied into the result.
 
     Tokens are the engine's count, or, if it sent none, the number of events with a text.
 

@@ -72,7 +72,7 @@ class AnswerKeeper(Protocol):
         """
 
     def mark_lost(self, error: RoundhouseError) -> bool:
-        """Note that the answer is not stored. Return whether the request fails by that."""
+        """Note that the answer is not stored. Return True if the request fails by that, with `error`."""
 
     def mark_events(self, events: bytes, error: RoundhouseError) -> bytes:
         """Return the last events of a stream, changed to say that the answer is not stored, or that it failed."""
@@ -148,7 +148,7 @@ class StoredEnd(RecordingCall):
         self._write.give_up(f"it did not answer within {HOLD_S:g} s")
 
     def close_later(self) -> None:
-        """Have the exchange closed when what is held is sent."""
+        """Have the exchange closed when what is held is sent. Call only while `is_holding`."""
         self._is_closing = True
 
     def give_up(self) -> None:

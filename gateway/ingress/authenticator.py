@@ -191,10 +191,8 @@ class KeylessWarning:
     """
 
     def __init__(self, host: str, *, serves_everybody: bool) -> None:
-        """`host`: the setting of that name, for the log.
-
-        `serves_everybody`: requests without a key are served while no keys are declared.
-        """
+        """`host`: the setting of that name, for the log. `serves_everybody`: requests without a key are served while no
+        keys are declared."""
         self._host = host
         self._serves_everybody = serves_everybody
         self._is_told = False

@@ -44,10 +44,8 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class UndeclaredRouteError(Exception):
-    """Some routes declare no access. The text names all of them.
-
-    Raised at start, so that the gateway does not start.
-    """
+    """Some routes declare no access. The text names all of them. Raised at start, so that the gateway does not
+    start."""
 
 
 def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
@@ -64,10 +62,8 @@ def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
 
 
 class RouteAccess:
-    """The access that each route of FastAPI declares, looked up by method and path.
-
-    Made once, of all routes, at start.
-    """
+    """The access that each route of FastAPI declares, looked up by method and path. Made once, of all routes, at
+    start."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         """Collect the declarations of `routes`.

@@ -41,10 +41,7 @@ class FastCounters:
 
     def counter_of(self, *labels: str) -> FastCounter:
         """Return the series of these label values: one value per label, in the order of the metric's labels (not
-        checked).
-
-        The series is created on first use. Keep it if you count often: it is never removed or replaced.
-        """
+        checked). The series is created on first use. Keep it if you count often: it is never removed or replaced."""
         return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
 
     def list_values(self) -> list[tuple[tuple[str, ...], float]]:
@@ -95,10 +92,7 @@ class FastHistograms:
 
     def histogram_of(self, *labels: str) -> FastHistogram:
         """Return the series of these label values: one value per label, in the order of the metric's labels (not
-        checked).
-
-        The series is created on first use. Keep it if you count often: it is never removed or replaced.
-        """
+        checked). The series is created on first use. Keep it if you count often: it is never removed or replaced."""
         return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
 
     def make_family(self) -> Metric:
@@ -352,12 +346,14 @@ class ClientSeries:
         self._inference = requests.client_inference_seconds.counter_of(client)
 
     def count_finished(self, inference_s: float) -> None:
-        """Count one finished request. `inference_s`: as `EngineWork.inference_s`."""
+        """Count one finished request. `inference_s`: seconds from its last sending to an engine to its end; 0: none was
+        asked."""
         self._requests.value += 1
         self._inference.value += inference_s
 
     def count_work(self, inference_s: float) -> None:
-        """Count an engine's work for a round of a request. `inference_s`: as `EngineWork.inference_s`."""
+        """Count an engine's work for a round of a request, but no request. `inference_s`: as for `count_finished`, of
+        the round."""
         self._inference.value += inference_s
 
 
@@ -561,12 +557,9 @@ class Metrics:
         return series
 
     def client_series_of(self, client_text: bytes) -> ClientSeries:
-        """Return the counters of a client, created on first use.
-
-        `client_text`: how the client names itself (`find_client_text`), not cleaned.
-
-        The first `MAX_CLIENTS` (100) names have counters of their own; all others share those of `other`.
-        """
+        """Return the counters of a client, created on first use. `client_text`: how the client names itself
+        (`find_client_text`), not cleaned. The first `MAX_CLIENTS` (100) names have counters of their own; all others
+        share those of `other`."""
         return self._clients.get(client_text) or self._add_client(client_text)
 
     def _add_client(self, client_text: bytes) -> ClientSeries:

@@ -18,7 +18,7 @@ from gateway.routing.table import LiveRoutes
 
 class StateCollector(Collector):
     """Gauges of requests in flight and waiting, replicas, the link to the controller and the routing table's age,
-    computed from other parts of the gateway when they are read."""
+    computed from other parts of the gateway when they are read. `now`: monotonic seconds."""
 
     def __init__(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         self._live = live
@@ -50,6 +50,8 @@ class StateCollector(Collector):
 
 
 class ConnectionCollector(Collector):
+    """Gauge of the open connections to engines. `count_idle` and `count_busy` are called at each scrape."""
+
     def __init__(self, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
         self._count_idle = count_idle
         self._count_busy = count_busy
@@ -62,6 +64,8 @@ class ConnectionCollector(Collector):
 
 
 class CertificateCollector(Collector):
+    """Gauge that is 1 while `has_problem` returns True: the TLS certificate's files cannot be used."""
+
     def __init__(self, has_problem: Callable[[], bool]) -> None:
         self._has_problem = has_problem
 
@@ -74,7 +78,8 @@ class CertificateCollector(Collector):
 
 
 def gauge_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    """Return the gauge `roundhouse_gateway_NAME` with one label, and its values by that."""
+    """Return the gauge `roundhouse_gateway_NAME` with the one label `label` and a series for each entry of `values`,
+    which maps values of the label to numbers. `text`: the metric's help."""
     family = GaugeMetricFamily(f"roundhouse_gateway_{name}", text, labels=(label,))
     for value, number in values.items():
         family.add_metric((value,), number)
@@ -85,7 +90,7 @@ PREFIX: Final = "localllm"
 
 
 class LoadedEngine(NamedTuple):
-    """A replica that takes requests, as the label values of LocalLLM's `engine_loaded`."""
+    """A replica that takes requests, as the label values of LocalLLM's `engine_loaded`. `key`: as in `/health`."""
 
     key: str
     """Key of the replica, as in `/health`."""

@@ -97,7 +97,8 @@ _SMALLEST_COMPRESSED: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A built file of the page in memory: its content, plain and compressed, and what its HTTP headers say."""
+    """A built file of the page in memory: its content, plain and compressed, and what its HTTP headers say. `gzipped`
+    None: compressed, it would not be smaller."""
 
     content_type: str
     """With the charset for texts."""
@@ -111,8 +112,8 @@ class PageFile:
 
 
 class PageFiles:
-    """The built files, by their paths relative to the folder. They are read when the page is first asked for, and again
-    after the folder was built anew, so that a gateway that runs serves what was built meanwhile."""
+    """The built files, by their paths relative to the folder, in memory. There are none before the first `read_files`.
+    Call `read_files` whenever `is_current` is False, so that a gateway that runs serves what was built meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: what `web/` is built into. It may be missing, or come later."""
@@ -121,7 +122,8 @@ class PageFiles:
         self._built_at: int | None = None
 
     def is_current(self) -> bool:
-        """Return whether `find_file` finds what lies in the folder now. Costs one `stat`."""
+        """Return whether the files in memory are those that lie in the folder now; else call `read_files`. Costs one
+        `stat`."""
         return self._find_built_at() == self._built_at
 
     def read_files(self) -> None:
@@ -142,7 +144,8 @@ class PageFiles:
         self._built_at = built_at
 
     def find_file(self, path: str) -> PageFile | None:
-        """Return the file at `path`, relative to the folder; None: there is no such file. Touches no disk."""
+        """Return the file at `path`, relative to the folder, as it was read last; None: there was no such file. Touches
+        no disk."""
         return self._files.get(path)
 
     def _find_built_at(self) -> int | None:

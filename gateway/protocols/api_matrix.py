@@ -29,7 +29,8 @@ from gateway.protocols.responses.via_chat import COMPACTION_VIA_CHAT, RESPONSES_
 @dataclass(frozen=True, slots=True)
 class ServingOption:
     """One way to serve a path of the gateway: an API of the engine, and the dialect that passes requests through to it
-    or translates them. A constant entry of `SERVING_OPTIONS`."""
+    or translates them. `target`: path to ask the engine for; None: that of the client. A constant entry of
+    `SERVING_OPTIONS`."""
 
     required_api: str
     """API that the engine must offer, as named in `ModelRoute.apis`."""

@@ -31,7 +31,9 @@ _NUMBERS: Final = frozenset({float, int})
 
 @dataclass(frozen=True, slots=True)
 class Shortening:
-    """How the gateway shortens an engine's embeddings to the `dimensions` that a request asks for."""
+    """How the gateway shortens an engine's embeddings to the `dimensions` that a request asks for. `is_declared` False:
+    the model is not made for that, so that embeddings of another length are refused. `is_unpacked`: the engine is asked
+    for base64, and the client gets numbers."""
 
     dimensions: int
     """Numbers in each embedding that the client asked for; at least 1."""
@@ -169,8 +171,8 @@ class EmbeddingsDialect(JsonDialect):
     read it there."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse invalid input, and set `request.state`. Whether the model has embeddings of this size shows in its
-        answer only."""
+        """Refuse invalid input (`invalid_request`), and set `request.state`. Whether the model has embeddings of this
+        size shows in its answer only."""
         super().check_request(request, route)
         check_fields(request.outline_fields)
         dimensions = request.outline_fields.get("dimensions")
@@ -182,7 +184,7 @@ class EmbeddingsDialect(JsonDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """Return the body without `dimensions` and `encoding_format` where they are null, and without `dimensions` if
-        the gateway shortens; then it may ask for vectors in base64."""
+        the gateway shortens; the engine may then be asked for vectors in base64."""
         request = bodies.without_foreign_fields(request, EMBEDDING_FIELDS, route)
         fields = request.outline_fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]

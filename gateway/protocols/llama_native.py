@@ -62,7 +62,7 @@ class SlotsDialect(JsonDialect):
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse an unknown `action` in the query of `request.target`, and, unless it is `erase`, a `filename` that is
-        missing or no plain name."""
+        missing or no plain name (`invalid_request`)."""
         super().check_request(request, route)
         query = parse_qs(request.target.partition("?")[2])
         action = query.get("action", [""])[-1]
@@ -229,7 +229,8 @@ class NativeDialect(EnvelopeDialect):
     """Dialect of llama.cpp's own generation APIs, `/infill` and `/completion`: requests and answers pass through."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support, and more answers than its engine generates for one request."""
+        """Refuse what the model does not support (`check_capabilities`), and more answers than its engine generates for
+        one request (`invalid_request`)."""
         super().check_request(request, route)
         check_choices(request.outline_fields, route)
 

@@ -36,7 +36,8 @@ _OURS: Final = ("model", "query", "documents", "top_n", "return_documents", "ran
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What a request asks for: to rank documents by their relevance to a query."""
+    """What a request asks for: to rank documents by their relevance to a query. `top_n`: most results; None: all
+    documents."""
 
     query: str
     documents: tuple[str | Fields, ...]
@@ -168,7 +169,7 @@ class RerankDialect(JsonDialect):
         self._version = version
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse an invalid request, and set `request.state` to its `Ranking` unless it is set."""
+        """Refuse an invalid request (`invalid_request`), and set `request.state` to its `Ranking` unless it is set."""
         super().check_request(request, route)
         if request.state is None:
             request.state = read_ranking(request.fields, self._version)

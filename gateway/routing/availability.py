@@ -64,7 +64,8 @@ def refusal_of(route: ModelRoute, now: float, *, is_for_admin: bool = False) -> 
     The code is `model_not_loaded`, `model_unloading`, `model_failed` (as `RemoteDownError` for a remote model that is
     probed again; `LITERT_INIT_FAILED` instead for the backend `litert_lm`) or, as `LoadingError`, `model_loading`. Its
     message has the reason of `reason_of`. `retry_after_s` is the time until `route.retry_at`, at least 1 s; None:
-    `retry_at` is not known. `now`: Unix time in seconds. `is_for_admin`: whether who reads it may administer.
+    `retry_at` is not known. `now`: Unix time in seconds. `is_for_admin`: whoever reads the error may administer, so
+    that the reason may have file paths and the engine's own words.
     """
     if route.state == ModelState.LOADED:
         return None
@@ -92,10 +93,11 @@ def refusal_of(route: ModelRoute, now: float, *, is_for_admin: bool = False) -> 
 
 
 def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:
-    """Return why a model is not loaded: its last error in plain words, or else the reason of its state, without network
-    addresses and file paths of the server.
+    """Return why a model is not loaded: its last error in plain words, without network addresses and file paths of the
+    server, or else the reason of its state, without file paths.
 
-    None: it is loaded, or no reason is known. `is_for_admin`: with file paths, and with the engine's own words.
+    None: it is loaded, or no reason is known. `is_for_admin`: with file paths, and with the engine's own words; the
+    error has no addresses even then.
     """
     if route.state == ModelState.LOADED:
         return None
@@ -109,7 +111,8 @@ def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:
 
 
 def room_wait(route: ModelRoute) -> str | None:
-    """Return what a model waits for whose load has not begun because it needs the room of others; None: nothing."""
+    """Return which room a model waits for before its load begins, as a text; None: it is not in the state `loading`, or
+    waits for none."""
     return route.reason if route.state == ModelState.LOADING else None
 
 
@@ -177,7 +180,8 @@ class Surroundings(NamedTuple):
     clock_hold: str | None = None
     """Why the gateway deletes nothing by the wall clock; None: it believes the clock."""
     retrieval_notice: str | None = None
-    """The same of retrieval, as `ProgramProbe.notice`."""
+    """What retrieval says of itself for operators, such as that it does not believe its clock (`ProgramProbe.notice`);
+    None: nothing."""
 
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:

@@ -98,9 +98,9 @@ def describe_status(view: ModelView) -> dict[str, Any]:
     """Return the `data` of a `model_status` event: the model's state as `status`, in the words of llama-server's
     router.
 
-    While the model's files are being downloaded, and it is neither loaded nor unloading, this is `downloading` and
-    nothing else. After a failed load, `failed` and `exit_code` (`NO_ENGINE` if it is not known) are added; during a
-    load whose engine reports its progress, `progress`, whose `value` is from 0 to 1.
+    While the model's files are being downloaded, and the model is neither loaded nor unloading, `status` is
+    `downloading`, and there is no other field. After a failed load, `failed` and `exit_code` (`NO_ENGINE` if it is not
+    known) are added; during a load whose engine reports its progress, `progress`, whose `value` is from 0 to 1.
     """
     route = view.route
     if view.running_download is not None and route.state not in (ModelState.LOADED, ModelState.UNLOADING):

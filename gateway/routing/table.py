@@ -62,10 +62,7 @@ class Routes:
 
     def sole_model(self, path: str) -> str | None:
         """Return the own name of the only model, in whatever state, whose engine serves `path`; None if none or several
-        do.
-
-        `path`: as in `ModelRoute.apis`, such as `/v1/embeddings`.
-        """
+        do. `path`: as in `ModelRoute.apis`, such as `/v1/embeddings`."""
         model_names = [route.name for route in self.models.values() if path in route.apis]
         return model_names[0] if len(model_names) == 1 else None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Resize(Protocol):
-    """Changes the room of one body. Made of `BodyBudget.resize`."""
+    """Changes the room of one body to `size` bytes: `BodyBudget.resize` with the body's reservation."""
 
     def __call__(self, size: int, on_granted: Callable[[], None] | None = None) -> bool:
         """See `BodyBudget.resize`."""
@@ -101,8 +101,9 @@ class BodyBudget:
         the reservation waits behind others that wait for more, and `on_granted` is called within a later `release` or
         `resize`; None: the bytes are taken already, and are granted at once.
 
-        A reservation that is not granted yet, of a body that came whole before there was room, keeps its place. With
-        `on_granted`, False is returned, and both that and its own are called within the call that grants it.
+        A reservation that still waits for its first room keeps its place, and waits for `size` bytes from now on.
+        Returns False if `on_granted` is given: once there is room, perhaps within this call, the `on_granted` of
+        `reserve` is called, and then this one.
         """
         if not reservation.is_granted:
             reservation.size = reservation.wanted = size
@@ -123,8 +124,8 @@ class BodyBudget:
         return True
 
     def hold(self, size: int) -> bool:
-        """Grant `size` bytes at once, whatever bodies have. Return False, and change nothing, if more than
-        `max_held_bytes` would be held then. Give them back by `give_back`."""
+        """Grant `size` bytes at once, even where bodies have the whole limit. Return False, and change nothing, if more
+        than `max_held_bytes` would be held then. Give them back by `give_back`."""
         if self._held_bytes + size > self.max_held_bytes:
             return False
         self._held_bytes += size

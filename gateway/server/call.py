@@ -132,7 +132,8 @@ class ClientCall:
         """Whether the request is HTTP/1.1, which requires a Host header and allows chunked answers."""
         self.expects_continue = False
         self.reading_copies = READING_COPIES
-        """How often the room for a large body has its size while it is read. The handler may change it."""
+        """Room that is reserved for a large body while it is read, as a multiple of its size. The handler may change it
+        when it is made."""
         self.handler: Handler | None = None
         self._body: bytes | bytearray | LargeBody = b""
         """The body so far. Most arrive in one part, kept as it is; a list of many parts would take more memory."""
@@ -229,10 +230,7 @@ class ClientCall:
 
     def lose_client(self) -> None:
         """Set `disconnected` and `response_complete`, drop the body, and tell the handler that the client has gone.
-        Call when the connection is lost.
-
-        Does nothing if the answer is complete.
-        """
+        Call when the connection is lost. Does nothing if the answer is complete."""
         if not self.response_complete:
             self.response_complete = self.disconnected = True
             self._drop_body()
@@ -299,10 +297,7 @@ class ClientCall:
 
     def send_part(self, part: bytes) -> None:
         """Send a part of an answer that `start_response` has begun. `part`: not empty; an empty chunk would end the
-        answer.
-
-        The part is buffered if the client reads slowly: heed `Handler.client_full`.
-        """
+        answer. The part is buffered if the client reads slowly: heed `Handler.client_full`."""
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self.is_http_1_1 else part)
 
     def end_response(self, last_part: bytes = b"") -> None:
@@ -315,11 +310,8 @@ class ClientCall:
 
     def break_off(self) -> None:
         """Close the connection so that the client sees an incomplete answer. Call once, after `start_response`.
-
-        `Handler.client_gone` is not called then.
-
-        An answer that has begun and is no event stream cannot report an error in any other way.
-        """
+        `Handler.client_gone` is not called then. An answer that has begun and is no event stream cannot report an error
+        in any other way."""
         self.response_complete = True
         self._drop_body()
         transport = self._connection.transport

@@ -82,10 +82,8 @@ class ClientConnection(RequestReader):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer of the client's time limits.
-
-        Called by the event loop once, when the connection is accepted.
-        """
+        """Start the timer of the client's time limits. Called by the event loop once, when the connection is
+        accepted."""
         super().connection_made(transport)
         self.local_address = self.server[0] if self.server else None
         self._progress_at = self.loop.time()
@@ -243,10 +241,8 @@ class ClientConnection(RequestReader):
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        """Serve the next request, or wait for one, or send the error of a request that could not be read.
-
-        Called by `finish_call`, and by uvicorn after FastAPI's answers.
-        """
+        """Serve the next request, or wait for one, or send the error of a request that could not be read. Called by
+        `finish_call`, and by uvicorn after FastAPI's answers."""
         self._current_call = None
         self._progress_at = self.loop.time()
         self.server_state.total_requests += 1
@@ -303,10 +299,8 @@ class ClientConnection(RequestReader):
         self._linger()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is being read with `invalid_request` and the text `msg`.
-
-        Called by uvicorn instead of its own 400.
-        """
+        """Refuse what is being read with `invalid_request` and the text `msg`. Called by uvicorn instead of its own
+        400."""
         self._refuse_input(RoundhouseError("invalid_request", msg))
 
     def _linger(self) -> None:
@@ -362,10 +356,8 @@ class ClientConnection(RequestReader):
         return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit_s:g} s.")
 
     def pause_writing(self) -> None:
-        """Tell the handler that the client reads more slowly than data is sent.
-
-        Called by the event loop for a full write buffer.
-        """
+        """Tell the handler that the client reads more slowly than data is sent. Called by the event loop for a full
+        write buffer."""
         self._progress_at = self.loop.time()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         super().pause_writing()

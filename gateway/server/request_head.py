@@ -58,7 +58,7 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
 
 
 def with_declared_path(method: bytes, target: bytes) -> bytes:
-    """Return the target with the path that the gateway's route declares, for another name of that route.
+    """Return the target with the path that the gateway declares, where it has another name of a declared route.
 
     Other names are those of llama-server (`/reranking`), `GET /props` without a model, and paths without `/v1`.
     `target`: in origin form, with its query, which is kept. Other targets are returned unchanged.
@@ -95,11 +95,8 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterabl
 
 
 def wants_websocket(method: bytes, version: str, headers: Iterable[Header]) -> bool:
-    """Return whether a request asks for WebSocket alone: a GET of HTTP/1.1 with one Upgrade header, `websocket`.
-
-    The handshake's other headers are not checked: see `websocket.accept_handshake`. `headers`: with names in lower
-    case.
-    """
+    """Return whether a request asks for WebSocket alone: a GET of HTTP/1.1 with one Upgrade header, `websocket`. The
+    handshake's other headers are not checked: see `websocket.accept_handshake`. `headers`: with names in lower case."""
     wished = [value.lower() for name, value in headers if name == b"upgrade"]
     return method == b"GET" and version == "1.1" and wished == [b"websocket"]
 

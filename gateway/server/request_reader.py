@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of a client's connection in bytes and seconds, from the settings; the same for all connections."""
+    """Limits of a client's connection in bytes and seconds, from the settings; the same for all connections.
+    `client_timeout_s`: for a whole head, between two parts of a body, and to read what was sent. `keep_alive_s`:
+    without any request."""
 
     max_header_bytes: int
     """Maximum number of bytes of a request line with headers, and of trailers."""
@@ -258,11 +260,8 @@ class RequestReader(HttpToolsProtocol):
         raise _StopReadingError
 
     def on_body(self, body: bytes) -> None:
-        """Pass a part of a body on to its request. Called by the parser.
-
-        A body that goes on for more than `max_body_bytes` after FastAPI's answer stops the parser with
-        `body_too_large`.
-        """
+        """Pass a part of a body on to its request. Called by the parser. A body that goes on for more than
+        `max_body_bytes` after FastAPI's answer stops the parser with `body_too_large`."""
         self._idle_bytes = 0
         if isinstance(self.cycle, ClientCall):
             self.cycle.take_body(body)

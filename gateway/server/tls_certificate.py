@@ -26,10 +26,8 @@ DROPPED_BYTES: Final = 1024 * 1024
 
 
 def begins_plain_http(data: bytes) -> bool:
-    """Return whether a connection that begins with these bytes is HTTP without TLS, by its first byte alone.
-
-    False for empty `data`.
-    """
+    """Return whether a connection that begins with these bytes is HTTP without TLS, by its first byte alone. False for
+    empty `data`."""
     return b"A" <= data[:1] <= b"Z"
 
 
@@ -41,10 +39,8 @@ class HttpsContext(ssl.SSLContext):
     """
 
     answer_plain_http: Callable[[], bytes] | None = None
-    """Makes the whole answer, head and body, to a client that speaks plain HTTP.
-
-    None: its handshake fails, as usual.
-    """
+    """Makes the whole answer, head and body, to a client that speaks plain HTTP. None: its handshake fails, as
+    usual."""
 
     def wrap_bio(
         self,
@@ -147,10 +143,7 @@ class TlsCertificate:
 
     async def follow_files(self) -> None:
         """Run `check_files` every `CHECK_S` (5) seconds, in a thread, because the files' disk may be slow, until
-        cancelled. Never returns.
-
-        Errors are logged and end nothing.
-        """
+        cancelled. Never returns. Errors are logged and end nothing."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:

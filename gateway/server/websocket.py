@@ -122,11 +122,8 @@ class WebSocketConnection(asyncio.Protocol):
     # From the transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse frames, and pass complete text messages to the session. Called by the event loop.
-
-        A binary message, a malformed frame or a message above `max_message_bytes` closes the connection with a close
-        frame.
-        """
+        """Parse frames, and pass complete text messages to the session. Called by the event loop. A binary message, a
+        malformed frame or a message above `max_message_bytes` closes the connection with a close frame."""
         self._heard_at, self._pinged_at = self._loop.time(), None
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
@@ -150,10 +147,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the session that the connection is closed.
-
-        Called by the event loop once, however the connection ended.
-        """
+        """Tell the session that the connection is closed. Called by the event loop once, however the connection
+        ended."""
         self._state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -162,10 +157,8 @@ class WebSocketConnection(asyncio.Protocol):
             session.client_gone()
 
     def pause_writing(self) -> None:
-        """Tell the session that the client reads more slowly than data is sent.
-
-        Called by the event loop for a full buffer.
-        """
+        """Tell the session that the client reads more slowly than data is sent. Called by the event loop for a full
+        buffer."""
         self._unsent_bytes, self._unsent_since = self.transport.get_write_buffer_size(), self._loop.time()
         if self._session is not None:
             self._session.client_full()
@@ -190,14 +183,9 @@ class WebSocketConnection(asyncio.Protocol):
 
     def close(self, code: int, reason: str = "") -> None:
         """Send a close frame with `code` (RFC 6455, 7.4) and `reason`, and return at once. Does nothing if the
-        connection is closing.
-
-        The transport is closed when the client answers, or after `CLOSE_S` (5 s); `MessageSession.client_gone` follows
-        then.
-
-        Raises `websockets.exceptions.ProtocolError` for a code that no close frame may have, or a reason above 123
-        bytes.
-        """
+        connection is closing. The transport is closed when the client answers, or after `CLOSE_S` (5 s);
+        `MessageSession.client_gone` follows then. Raises `websockets.exceptions.ProtocolError` for a code that no close
+        frame may have, or a reason above 123 bytes."""
         if self._protocol.state is State.OPEN and not self.transport.is_closing():
             self._protocol.send_close(code, reason)
             self._flush()

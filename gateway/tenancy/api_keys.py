@@ -81,18 +81,14 @@ def find_client_text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def clean_client_text(client_text: bytes) -> bytes:
-    """Return the text cut to `LONGEST_CLIENT_ID` bytes, with only its printable ASCII characters.
-
-    Spaces at both ends are removed as well. `anonymous` if nothing is left.
-    """
+    """Return the text cut to `LONGEST_CLIENT_ID` bytes, with only its printable ASCII characters. Spaces at both ends
+    are removed as well. `anonymous` if nothing is left."""
     return UNFIT_TEXT.sub(b"", client_text[:LONGEST_CLIENT_ID]).strip() or b"anonymous"
 
 
 def client_id_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the client's id for `X-Client-Id` and `X-RateLimit-Client`, from the headers of its request.
-
-    `headers`: names in lower case. The id is never empty: a client that does not name itself is `anonymous`.
-    """
+    """Return the client's id for `X-Client-Id` and `X-RateLimit-Client`, from the headers of its request. `headers`:
+    names in lower case. The id is never empty: a client that does not name itself is `anonymous`."""
     return clean_client_text(find_client_text(headers))
 
 
@@ -153,6 +149,7 @@ _BEARER: Final = b"bearer "
 @dataclass(frozen=True, slots=True, eq=False)
 class Caller:
     """The sender of a request: one key with its rights and limits, or a client without a key while none are declared.
+    None for a limit: there is none. `expires_at`: Unix time in seconds.
 
     It is immutable and belongs to one routing table; `KeyRing.renew_caller` finds that of a later table.
     """

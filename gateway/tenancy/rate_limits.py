@@ -270,13 +270,9 @@ class RateLimits:
         """By client id; the client of the latest request is last."""
 
     def follow_keys(self, ring: KeyRing, now: float) -> None:
-        """Adopt the limits of a new table's keys. Call this for each table. `now`: monotonic seconds.
-
-        Running requests stay counted.
-
-        Usage of keys that vanished, or have no limits any more, is forgotten when their last request ends, and that of
-        clients without a key as soon as keys are declared.
-        """
+        """Adopt the limits of a new table's keys. Call this for each table. `now`: monotonic seconds. Running requests
+        stay counted. Usage of keys that vanished, or have no limits any more, is forgotten when their last request
+        ends, and that of clients without a key as soon as keys are declared."""
         if not ring.is_empty:
             self._clients.clear()
         for name, state in list(self._states.items()):

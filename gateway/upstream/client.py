@@ -149,8 +149,9 @@ class EngineClient:
         return call
 
     def refuse_absent(self, replicas: Collection[str]) -> None:
-        """Fail requests with `EngineRefusedError` whose connection to a replica that is not among `replicas` is still
-        being opened 0.1 s (`ABSENT_CONNECT_S`) later. Call it with the replicas of each new routing table.
+        """Give connections that are being opened to replicas outside of `replicas` 0.1 s (`ABSENT_CONNECT_S`) more;
+        then fail those requests with `EngineRefusedError`. Returns at once. Call it with the replicas of each new
+        routing table.
 
         The address of a container that has ended does not refuse connections: nothing answers there, or the next
         container does, a second later.
@@ -161,11 +162,8 @@ class EngineClient:
                 loop.call_later(ABSENT_CONNECT_S, self._refuse_connecting, task)
 
     async def close(self) -> None:
-        """Cancel all requests without calling their listeners, and wait until all connections are closed.
-
-        The listeners of later requests get `EngineRefusedError`. A second call after the first has returned does
-        nothing.
-        """
+        """Cancel all requests without calling their listeners, and wait until all connections are closed. The listeners
+        of later requests get `EngineRefusedError`. A second call after the first has returned does nothing."""
         self._is_closed = True
         tasks = list(self._connect_tasks)
         for task in tasks:

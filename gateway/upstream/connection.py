@@ -107,10 +107,7 @@ class ConnectionPool(Generic[C]):
 
     def keep_idle(self, connection: C) -> None:
         """Keep a connection whose request has ended for the next request to its origin. It is closed if it stays idle
-        for `keep_s`.
-
-        Close it instead if `keep_per_origin` connections are idle there already.
-        """
+        for `keep_s`. Close it instead if `keep_per_origin` connections are idle there already."""
         idle_connections = connection.origin.idle_connections
         if len(idle_connections) >= self._keep_per_origin:
             connection.abort()
@@ -127,10 +124,8 @@ class ConnectionPool(Generic[C]):
             idle_connections.remove(connection)
 
     def remove_connection(self, connection: C) -> None:
-        """Stop counting a connection whose transport is closed, and no longer keep it idle.
-
-        Do nothing if the connection was never added.
-        """
+        """Stop counting a connection whose transport is closed, and no longer keep it idle. Do nothing if the
+        connection was never added."""
         self.withdraw_idle(connection)
         self._open.discard(connection)
         if self._all_lost is not None and not self._open and not self._all_lost.done():
@@ -390,11 +385,8 @@ class EngineConnection(asyncio.Protocol):
         return self._is_lost
 
     def give_up(self) -> None:
-        """Drop parser and transport after connecting failed or was cancelled.
-
-        uvloop does not call `connection_lost` then, and their references back to the connection would leave it to the
-        cyclic garbage collector.
-        """
+        """Drop parser and transport after connecting failed or was cancelled. uvloop does not call `connection_lost`
+        then, and their references back to the connection would leave it to the cyclic garbage collector."""
         for name in ("_parser", "_transport"):
             if hasattr(self, name):
                 delattr(self, name)

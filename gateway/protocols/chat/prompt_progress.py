@@ -25,7 +25,8 @@ _MARK: Final = b'"prompt_progress"'
 
 
 class PromptProgress(NamedTuple):
-    """Prefill of one request, in tokens of its prompt."""
+    """Prefill of one request, in tokens of its prompt. `cached` and `processed` are parts of `total`; `processed`
+    includes `cached`."""
 
     total: int
     cached: int = 0

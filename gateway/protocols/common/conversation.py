@@ -169,7 +169,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A complete answer, read from an engine's blocking chat completion."""
+    """A complete answer, read from an engine's blocking chat completion. Texts that it does not have are empty.
+    `tokens` None: the engine reported none."""
 
     id: str = ""
     """The engine's id of the answer; empty if it gave none."""

@@ -30,7 +30,8 @@ class EventTooLongError(ValueError):
 
 
 class Usage(NamedTuple):
-    """Token counts that an engine reported. `prompt` includes cached tokens, `completion` includes reasoning tokens."""
+    """Token counts that an engine reported. `prompt` includes cached tokens, `completion` includes reasoning tokens.
+    `cached` None: the engine does not report cached tokens."""
 
     prompt: int = 0
     completion: int = 0
@@ -360,7 +361,7 @@ class PassthroughDialect:
         return True
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model's capabilities do not include."""
+        """Refuse what the model's capabilities do not include. Raises RoundhouseError as `check_capabilities`."""
         check_capabilities(request.outline_fields, route.capabilities, route.name)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:

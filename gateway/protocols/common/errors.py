@@ -32,8 +32,8 @@ _LLAMA_SERVERS_TYPE: Final = "exceed_context_size_error"
 
 @dataclass(frozen=True, slots=True)
 class ContextOverflow:
-    """What an engine reported about a prompt that exceeds the model's context. Writes the error message for clients of
-    each API family."""
+    """What an engine reported about a prompt that exceeds the model's context. `limit` and `prompt_tokens` are None
+    where it reported no such number. Writes the error message for clients of each API family."""
 
     limit: int | None = None
     """Length of the context in tokens; None: not reported."""
@@ -67,7 +67,8 @@ class ContextOverflow:
         )
 
     def describe_for_anthropic(self) -> str:
-        """As `describe_for_openai`, for Anthropic's clients. Their words cannot express `is_at_least`."""
+        """Return the error message in the words that Anthropic's clients look for, with the engine's own message in the
+        place of numbers that are not reported. It does not say `is_at_least`."""
         if self.limit is None or self.prompt_tokens is None:
             return self._describe_without_numbers("prompt is too long")
         if self.output_tokens is not None:

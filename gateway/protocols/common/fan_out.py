@@ -143,7 +143,8 @@ def count_images(items: list[Any]) -> int:
 
 
 class Split(NamedTuple):
-    """How the inputs of a request are cut into pieces, each of which is asked for by a request of its own."""
+    """How the inputs of a request are cut into pieces, each of which is asked for by a request of its own. `name`: the
+    field that lists the inputs, which are `items`. `size`: inputs in a piece."""
 
     name: str
     """The field that lists the inputs."""
@@ -236,7 +237,8 @@ class PiecedAnswer:
         return events, None
 
     def end_events(self) -> bytes:
-        """Return the last events of the client's stream, perhaps none."""
+        """Return the last events of the client's stream, perhaps none: the pieces' usage added up, if they told it, and
+        what ends a stream of this API. Call when every piece has ended."""
         usage = b""
         if self._usage_event is not None:
             usage = b"data: %b\n\n" % json_bytes({**self._usage_event, "usage": self._stream_usage})
@@ -259,7 +261,9 @@ class AnswerForm:
             _shift(choice, offset * count_choices(asked))
 
     def read_part(self, body: bytes, offset: int, asked: Fields) -> Any:
-        """Return what `join_parts` needs of the answer to a piece. See `PiecedAnswer.take_answer`."""
+        """Return what `join_parts` needs of the answer to a piece. `body`: that answer. `offset`: inputs before the
+        piece. `asked`: the client's request. Raises RoundhouseError `engine_disconnected` if it is no answer of this
+        form."""
         fields = decode_json(body)
         if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
             raise _no_answer()
@@ -267,8 +271,8 @@ class AnswerForm:
         return fields
 
     def join_parts(self, parts: list[Any], asked: Fields) -> bytes:
-        """Return the whole answer: that of the first piece with the choices of all. The first piece's timings are left
-        out."""
+        """Return the whole answer: that of the first piece, without its timings, with the choices of all and their
+        usage added up. `parts`: what `read_part` returned of each piece, in order. `asked`: the client's request."""
         whole = {name: value for name, value in parts[0].items() if name != "timings"}
         whole["choices"] = [choice for part in parts for choice in part["choices"]]
         return json_bytes(_with_counts(whole, "usage", parts))
@@ -278,7 +282,8 @@ class EmbeddingsForm(AnswerForm):
     """OpenAI's embeddings. The vectors stay as they came: they are nearly all of the answer."""
 
     def read_part(self, body: bytes, offset: int, asked: Fields) -> tuple[bytes, Fields]:
-        """Return the items of the answer as JSON, and the rest of it."""
+        """Return the items of the answer as JSON, and the rest of it. Parameters and error as of
+        `AnswerForm.read_part`."""
         vectors: list[bytes] = []
 
         def take_vector(match: re.Match[bytes]) -> bytes:
@@ -310,7 +315,8 @@ class RankingForm(AnswerForm):
     asked_otherwise: ClassVar[Fields] = {"top_n": None}
 
     def read_part(self, body: bytes, offset: int, asked: Fields) -> Fields:
-        """Return the ranking of the piece's documents, with their places in the whole request."""
+        """Return the ranking of the piece's documents, with their places in the whole request. Parameters and error as
+        of `AnswerForm.read_part`."""
         fields = decode_json(body)
         results = fields.get("results") if isinstance(fields, dict) else None
         if not isinstance(results, list):
@@ -333,11 +339,13 @@ class NativeForm(AnswerForm):
     end_mark: ClassVar[bytes] = b""
 
     def renumber(self, fields: Fields, offset: int, asked: Fields) -> None:
-        """See `AnswerForm`: each event is of one answer."""
+        """Change the place of one answer, or of an event of one, to that in the whole answer. `offset`: inputs before
+        the piece. `asked`: the client's request."""
         _shift(fields, offset * count_choices(asked))
 
     def read_part(self, body: bytes, offset: int, asked: Fields) -> list[Any]:
-        """Return the answers to the piece; the engine answers one with an object."""
+        """Return the answers to the piece as a list; the engine answers one with an object. Parameters and error as of
+        `AnswerForm.read_part`."""
         value = decode_json(body)
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, dict) for item in items):

@@ -39,15 +39,15 @@ def describe_value(value: Any) -> str:
 
 def require_value(value: Any, kind: type[_T], place: str) -> _T:
     """Return the value at `place` if it has exactly this type: true is no int, and None is none of them. `kind`: str,
-    int, bool, dict or list."""
+    int, bool, dict or list. Raises RoundhouseError `invalid_request` for another type."""
     if type(value) is not kind:
         raise field_error(place, f"must be {_KINDS[kind]}; {describe_value(value)}")
     return value
 
 
 def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
-    """Return the field `name` of the object `fields` if it has exactly this type, as `require_value`. `place` is the
-    object's path in the request, such as `input[2]`."""
+    """Return the field `name` of the object `fields` if it has exactly this type; else raise RoundhouseError
+    `invalid_request`, as `require_value`. `place` is the object's path in the request, such as `input[2]`."""
     value = fields.get(name)
     return value if type(value) is kind else require_value(value, kind, f"{place}.{name}")
 
@@ -55,33 +55,34 @@ def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
 def optional_field(fields: Fields, name: str, kind: type[_T], at: str = "") -> _T | None:
     """Return the field `name` if it has exactly this type, as `require_value`; None if it is missing or null. `at` is
     the path of the object `fields` in the request, followed by a dot, such as `reasoning.`; empty for the request
-    itself."""
+    itself. Raises RoundhouseError `invalid_request` for another type."""
     value = fields.get(name)
     return value if value is None or type(value) is kind else require_value(value, kind, at + name)
 
 
 def require_text(value: Any, place: str) -> str:
-    """Return the value at `place` if it is a string that is not empty; one of blanks alone passes."""
+    """Return the value at `place` if it is a string that is not empty (one of blanks alone passes); else raise
+    RoundhouseError `invalid_request`."""
     if type(value) is not str or not value:
         raise field_error(place, f"must be a string that is not empty; {describe_value(value)}")
     return value
 
 
 def require_choice(value: Any, choices: Collection[str], place: str) -> str:
-    """Return the value at `place` if it is one of these strings."""
+    """Return the value at `place` if it is one of these strings; else raise RoundhouseError `invalid_request`."""
     if type(value) is not str or value not in choices:
         raise choice_error(value, choices, place)
     return value
 
 
 def choice_error(value: Any, choices: Iterable[str], place: str) -> RoundhouseError:
-    """Return, and do not raise, the RoundhouseError for a value that is not among the choices."""
+    """Return, and do not raise, the RoundhouseError `invalid_request` for a value that is not among the choices."""
     return field_error(place, f"must be one of {', '.join(choices)}; {describe_value(value)}")
 
 
 def optional_number(fields: Fields, name: str) -> float | None:
     """Return a number, which true and false are not, from a top-level field of the request; None if it is missing or
-    null."""
+    null. Raises RoundhouseError `invalid_request` for anything else."""
     value = fields.get(name)
     if value is not None and type(value) not in (int, float):
         raise field_error(name, f"must be a number; {describe_value(value)}")
@@ -90,7 +91,7 @@ def optional_number(fields: Fields, name: str) -> float | None:
 
 def optional_count(fields: Fields, name: str, least: int, most: int | None = None) -> int | None:
     """Return a whole number from a top-level field of the request; None if it is missing or null. Both bounds are
-    inclusive; `most` None: there is no upper bound."""
+    inclusive; `most` None: there is no upper bound. Raises RoundhouseError `invalid_request` for any other value."""
     value = optional_field(fields, name, int)
     if value is not None and (value < least or (most is not None and value > most)):
         bounds = f"from {least}" if most is None else f"from {least} to {most}"
@@ -99,7 +100,8 @@ def optional_count(fields: Fields, name: str, least: int, most: int | None = Non
 
 
 def read_model(model: type[_M], value: Any, place: str) -> _M:
-    """Return the value at `place` as a pydantic model. The error's `param` is the path of the first wrong value."""
+    """Return the value at `place` as a pydantic model. Raises RoundhouseError `invalid_request`, whose `param` is the
+    path of the first wrong value."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -116,7 +118,8 @@ _THINKING: Final[dict[str, Literal["enabled", "disabled"] | None]] = {
 
 
 def read_thinking(value: Any) -> Literal["enabled", "disabled"] | None:
-    """Return what a string in the field `thinking`, which is Roundhouse's own form, asks for; None for `default`."""
+    """Return what a string in the field `thinking`, which is Roundhouse's own form, asks for; None for `default`.
+    Raises RoundhouseError `invalid_request` for any value but these three."""
     return _THINKING[require_choice(value, _THINKING, "thinking")]
 
 
@@ -128,9 +131,9 @@ LONGEST_VALUE: Final = 512
 
 
 def read_metadata(fields: Fields) -> dict[str, str]:
-    """Return the `metadata` of a request; empty if it is missing or null. It must be an object of strings, with at most
-    `MOST_PAIRS` (16) pairs, keys of `LONGEST_KEY` (64) and values of `LONGEST_VALUE` (512) characters, and hold no half
-    of a surrogate pair."""
+    """Return the `metadata` of a request; empty if it is missing or null. Raises RoundhouseError `invalid_request`
+    unless it is an object of strings, with at most `MOST_PAIRS` (16) pairs, keys of `LONGEST_KEY` (64) and values of
+    `LONGEST_VALUE` (512) characters, and without halves of surrogate pairs."""
     metadata: dict[str, str] = optional_field(fields, "metadata", dict) or {}
     if len(metadata) > MOST_PAIRS:
         raise field_error("metadata", f"must have at most {MOST_PAIRS} pairs; it has {len(metadata)}")

@@ -30,7 +30,8 @@ _INTRODUCTION: Final = (
 
 
 class Passage(NamedTuple):
-    """A chunk of a document that a search found."""
+    """A chunk of a document that a search found. `chunk`: its position in the document, from 0. `start`, `end`: its
+    bytes in the document's text (UTF-8), without the one at `end`. `page`: from 1; None: the format has no pages."""
 
     document_id: str
     """Id of the document; in a vector store, of the file."""
@@ -89,7 +90,8 @@ def write_context(passages: Sequence[Passage]) -> str:
 
 
 class Citation(NamedTuple):
-    """A place in an answer that cites a passage, such as `[1]`."""
+    """A place in an answer that cites a passage, such as `[1]`: the characters from `start` up to `end`, without the
+    latter. `number`: of the passage, from 1."""
 
     start: int
     """Index of its first character in the answer's text."""

@@ -11,7 +11,8 @@ import orjson
 
 def json_bytes(value: Any) -> bytes:
     """Return compact JSON in UTF-8. A value that orjson refuses, such as half a surrogate pair or an integer of more
-    than 64 bits, gives ASCII with escapes. NaN and infinite numbers become `null`; in ASCII, `NaN` and `Infinity`.
+    than 64 bits, gives ASCII with escapes. NaN and infinite numbers become `null`; in ASCII they become `NaN` and
+    `Infinity`, which other decoders may refuse.
 
     Raises:
         RecursionError: the value is nested too deeply.

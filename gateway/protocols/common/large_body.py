@@ -145,8 +145,9 @@ class LargeBody:
             on_freed()
 
     def free_blocks(self) -> bool:
-        """Release the body's memory as `free` does, and its room but for what is left of the request: its outline and
-        what was decoded. Return whether that is anything; then call `free` when the request ends."""
+        """Release the body when its engine begins to answer: its blocks, and all of its room but that of the outline
+        and of what was decoded, which the request still holds. Return True if such room is left: call `free` when the
+        request ends. False: everything is released, as by `free`."""
         left_bytes = self._count_outline(_OUTLINE_COPIES - 1) + (4 * self.size if self.is_whole else 0)
         if left_bytes and self._resize is not None:
             self._blocks.clear()
@@ -157,22 +158,23 @@ class LargeBody:
         return False
 
     def claim_room(self, whole_copies: int, on_granted: Callable[[], None]) -> bool:
-        """Have the room changed to the most that the request takes while it is decoded, and return whether there is as
-        much now; else `on_granted` is called later, unless the body is freed before. `whole_copies`: how often the body
-        is held if it is decoded whole; 0: it is not. Call after `finish`."""
+        """Ask for the most room that the request takes while it is decoded. Return True if the body has that room now;
+        False: `on_granted` is called when it has, unless the body is freed before. `whole_copies`: room of a body that
+        is decoded whole, as a multiple of its size; 0: it is not decoded whole. Call after `finish`."""
         self._whole_copies = max(whole_copies, WHOLE_COPIES)
         most_bytes = max(self.count_bytes(is_whole=whole_copies > 0), READING_COPIES * self.size)
         return self._resize is None or self._resize(most_bytes, on_granted)
 
     def settle_room(self) -> None:
-        """Give back the room that the request does not take, now that it is decoded. What takes more later is counted
-        then. Does nothing after `free`."""
+        """Give back the room that the request does not take, now that it is decoded. If the body is decoded whole
+        later, `note_whole` asks for more. Does nothing after `free`."""
         self._is_settled = True
         if self._resize is not None and not self._is_freed:
             self._resize(self.count_bytes(is_whole=self.is_whole), None)
 
     def note_whole(self) -> None:
-        """Count the body as decoded whole from now on, if it is not freed."""
+        """Count the body as decoded whole from now on, and, after `settle_room`, take the room for that unless it is
+        freed. Called by what decodes or copies the whole body."""
         if not self.is_whole:
             self.is_whole = True
             if self._is_settled:
@@ -184,7 +186,7 @@ class LargeBody:
         return not self._left_out
 
     def count_bytes(self, *, is_whole: bool) -> int:
-        """Return the bytes that the request takes, each as often as it is held. `is_whole`: it is decoded whole."""
+        """Return the bytes of memory that the request takes, all copies included. `is_whole`: it is decoded whole."""
         if is_whole:
             return self._whole_copies * self.size + self._value_bytes
         return self.size + self._count_outline(_OUTLINE_COPIES - (0 if self._left_out else 1))
@@ -220,7 +222,8 @@ class LargeBody:
         return self.size - self.media_bytes
 
     def join(self) -> bytes:
-        """Return the whole body in one piece. This copies it. Raises RuntimeError after `free`."""
+        """Return the whole body in one piece. This copies it, so the body counts as decoded whole from then on
+        (`note_whole`). Raises RuntimeError after `free`."""
         self._check_kept()
         self.note_whole()
         return b"".join(self._blocks) if self._blocks else self.outline

@@ -344,7 +344,8 @@ class FilePart:
 
 
 class FoundFiles(NamedTuple):
-    """What `find_files` found in a request, and did to it."""
+    """What `find_files` found in a request, and did to it. `has_changed`: texts took the place of text files, so that
+    the request must be encoded again."""
 
     pdfs: list[FilePart]
     has_changed: bool

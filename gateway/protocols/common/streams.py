@@ -205,7 +205,8 @@ class PassthroughStream(EventCutter, ABC):
 
     @abstractmethod
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See `EventStream`."""
+        """Return the last events of a stream that ends here with `error`, in the family's form; no error after a
+        complete stream. Call at most once."""
 
     @abstractmethod
     def _note_usage(self, event: bytes) -> bool:
@@ -406,7 +407,8 @@ class EventCollector(EventReader):
             self._read_events(events)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """Return what `StreamCollector` says. The body of an error event is still in the engine's form."""
+        """Return status and body of the blocking answer; None if the stream broke off before its end. After an error
+        event: the error's status (500 if it has none), and the error in the engine's form. Call once."""
         if held_events := self._take_held():
             self._read_events(held_events)
         if self._failure is not None:

@@ -281,7 +281,8 @@ class WholeItem:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Last parts of the names of its own events, in order; empty: it has none."""
+        """Last parts of the names of its own events, such as `searching`, in order; empty: it has no events of its
+        own."""
         if self.item["type"] == ITEM_TYPE:
             return "in_progress", "searching", "completed"
         if self.item["type"] == LIST_TYPE:
@@ -337,7 +338,8 @@ class CallItem:
 
 
 def delta_start(event: str, place: Fields) -> bytes:
-    """Return the bytes of a delta event up to its text."""
+    """Return the bytes of a delta event up to its text; the caller appends the text as JSON, and the rest of the event.
+    `event`: its name without `.delta`. `place`: further fields."""
     data = encode_json({"type": f"{event}.delta", **place})
     return b'event: %b.delta\ndata: %b,"delta":' % (event.encode(), data[:-1])
 
@@ -447,7 +449,7 @@ class ResponseWriter:
     # Calls that the gateway runs
 
     def write_whole(self, item: Fields) -> bytes:
-        """Return the events of an item that is whole (see `WholeItem`)."""
+        """Add an item that is whole to the output, and return its events (see `WholeItem`)."""
         whole_item = WholeItem(item, len(self._items))
         self._add_item(whole_item, is_said=False)
         index = whole_item.index
@@ -458,29 +460,30 @@ class ResponseWriter:
         return b"".join(out)
 
     def add_call(self, item: McpCallItem) -> bytes:
-        """Return the events that add a call without arguments."""
+        """Add a call without arguments to the output, and return the events that say so."""
         self._add_item(item, is_said=item.approval_id is None)
         out = self._event("response.output_item.added", output_index=item.index, item=item.item)
         return out + self._event("response.mcp_call.in_progress", **item.place)
 
     def grow_call(self, item: McpCallItem, arguments: str) -> bytes:
-        """Return the event that adds to the arguments of a call, which are not empty."""
+        """Add `arguments`, which are not empty, to those of a call, and return the event that says so."""
         item.append_arguments(arguments)
         return self._delta_event(delta_start("response.mcp_call_arguments", item.place), arguments, b"")
 
     def end_arguments(self, item: McpCallItem) -> bytes:
-        """Return the event that ends the arguments of a call."""
+        """Return the event that ends the arguments of a call, and repeats all of them. Call once."""
         return self._event("response.mcp_call_arguments.done", **item.place, arguments=item.arguments)
 
     def end_call(self, item: McpCallItem, output: str | None, error: Fields | None) -> bytes:
-        """Return the events that end a call with its output, or with its error."""
+        """End a call with its output, or with its error, which makes it `failed`; return the events that say so. One of
+        `output` and `error` is None."""
         item.output, item.error = output, error
         item.status = status = "completed" if error is None else "failed"
         out = self._event(f"response.mcp_call.{status}", **item.place)
         return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
 
     def leave_call(self, item: McpCallItem) -> bytes:
-        """Return the event that ends a call which is not run, because the answer was cut short."""
+        """Make a call `incomplete` that is not run, because the answer was cut short; return the event that says so."""
         item.status = "incomplete"
         return self._event("response.output_item.done", output_index=item.index, item=item.item)
 

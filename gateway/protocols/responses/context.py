@@ -27,12 +27,13 @@ class AnswerTimes:
     """When the answer was complete; None: it is not."""
 
     def restart(self) -> None:
-        """Forget the items of an attempt of which the client got nothing."""
+        """Forget the items of an attempt of which the client got nothing. Call when another attempt begins."""
         self.item_starts.clear()
         self.first_token_at = None
 
     def begin_item(self, now: float, *, is_said: bool) -> None:
-        """Note that the next item of the output begins. `is_said`: whether the model writes it."""
+        """Note that the next item of the output begins at `now` (Unix seconds). `is_said`: whether the model writes
+        it."""
         self.item_starts.append(now)
         if is_said and self.first_token_at is None:
             self.first_token_at = now
@@ -70,8 +71,8 @@ def _milliseconds(start: float, end: float | None) -> int | None:
 class ResponseContext:
     """What one response is made from beside its request, and what has become of it (`InferenceRequest.state`).
 
-    The registry of responses (`assistant/storage/responses.py`) makes one for each request, with the functions
-    that supply ids and the time, which pure code cannot make. The last three fields are set by the dialect and the
+    `new_response_context` makes one for each request, with the functions that supply ids and the time, which pure code
+    cannot make; hooks complete it. `response`, `input_items`, `times` and `cancel` are filled in by the dialect and the
     `ResponseWriter`, and read by the response hooks.
     """
 

@@ -55,7 +55,8 @@ class FileSearchTool(BaseModel):
 
 
 class FileSearch(NamedTuple):
-    """The search that a request asks for."""
+    """The search that a request asks for. `place`: path of `tool` in the request. `includes_results`: the client wants
+    the passages in the item of the search."""
 
     tool: FileSearchTool
     place: str
@@ -65,7 +66,8 @@ class FileSearch(NamedTuple):
 
 
 class FoundFiles(NamedTuple):
-    """What a search has found, of which `ResponseWriter` makes an item and annotations."""
+    """What a search has found, of which `ResponseWriter` makes an item and annotations. `hits`: what the model got,
+    best first."""
 
     question: str
     hits: tuple[VectorStoreHit, ...]

@@ -84,9 +84,9 @@ def read_turns(items: Iterable[tuple[Fields, str]], *, runs_calls: bool = False)
 
 
 def check_items(items: Iterable[tuple[Fields, str]]) -> None:
-    """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its path in the
-    request, references already resolved. The result of a call, and the answer to a request for an approval, are
-    accepted without these, which may be stored already."""
+    """Refuse items that a conversation cannot hold, by the rules of `read_turns`, with its errors. Each item comes with
+    its path in the request, references already resolved. The result of a call is accepted without the call, and the
+    answer to a request for an approval without the request: those may be stored already."""
     reader = _TurnReader(runs_calls=True)
     for item, place in items:
         call_id, request_id = item.get("call_id"), item.get("approval_request_id")
@@ -439,14 +439,16 @@ MOST_ADDED: Final = 1000
 
 
 class BranchStart(NamedTuple):
-    """Where added items begin a new branch, instead of following the item before them."""
+    """Where added items begin a new branch, instead of following the item before them: below the item `parent_id`;
+    None: at the root."""
 
     parent_id: str | None
     """Id of the item below which they are added; None: they begin a branch at the root."""
 
 
 class AddedItem(NamedTuple):
-    """An item that a client adds to a conversation, checked, and where it stands in the tree."""
+    """An item that a client adds to a conversation, checked, and where it stands in the tree. `start` None: it follows
+    the item before it in the request."""
 
     item: Fields
     """The item as it is stored, with an id."""

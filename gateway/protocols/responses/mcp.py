@@ -40,7 +40,8 @@ _OWN_TYPES: Final = ("function", "custom", "file_search")
 
 
 class OfferedTool(NamedTuple):
-    """A tool that a server offers to the caller of a request."""
+    """A tool that a server offers to the caller of a request. `parameters`: JSON Schema of an object. `writes`: whether
+    the tool changes anything."""
 
     server: str
     """The server's label."""
@@ -54,7 +55,7 @@ class OfferedTool(NamedTuple):
 
     @property
     def function(self) -> str:
-        """Name of the function that the model calls."""
+        """Name of the function that the model calls: `SERVER__TOOL`."""
         return function_name(self.server, self.name)
 
     @property
@@ -64,7 +65,8 @@ class OfferedTool(NamedTuple):
 
 
 class OfferedServer(NamedTuple):
-    """A declared server as the caller of a request sees it."""
+    """A declared server as the caller of a request sees it, with the tools that the caller may call. `problem`: why its
+    tools are not known; None: they are."""
 
     label: str
     tools: tuple[OfferedTool, ...]
@@ -105,7 +107,8 @@ class ApprovalFilter(BaseModel):
 
 
 class McpTool(BaseModel):
-    """A tool `mcp` of a request, as OpenAI's. What names a server that is not declared is refused before."""
+    """A tool `mcp` of a request, as OpenAI's. Fields that would name another server or its credentials, such as
+    `server_url`, are refused before."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -118,21 +121,22 @@ class McpTool(BaseModel):
     defer_loading: bool | None = None
 
     def allows(self, tool: OfferedTool) -> bool:
-        """Return whether the model may call the tool."""
+        """Return whether the model may call the tool: any, if the request does not set `allowed_tools`."""
         allowed = self.allowed_tools
         if isinstance(allowed, ToolFilter):
             return allowed.selects(tool)
         return allowed is None or tool.name in allowed
 
     def needs_approval(self, tool: OfferedTool) -> bool:
-        """Return whether a call of the tool needs an approval of the client's."""
+        """Return whether a call of the tool needs an approval of the client's. It does if the request does not say."""
         if isinstance(self.require_approval, ApprovalFilter):
             return self.require_approval.selects(tool)
         return self.require_approval != "never"
 
 
 class McpServer(NamedTuple):
-    """A server of a request."""
+    """A server that a request names, with the tools that the model may call. `unapproved`: the functions of these whose
+    calls need an approval. `problem`: why its tools are not known; None: they are."""
 
     label: str
     tools: tuple[OfferedTool, ...]
@@ -173,7 +177,7 @@ class McpTools:
 
 
 def function_name(server: str, tool: str) -> str:
-    """Return the name of the function that stands for a server's tool."""
+    """Return the name of the function that stands for a server's tool: `SERVER__TOOL`."""
     return f"{server}__{tool}"
 
 
@@ -192,7 +196,7 @@ def read_mcp_tools(fields: Fields, offered: Mapping[str, OfferedServer]) -> McpT
     """Return the declared servers that a request names; None: it names none. `offered`: the declared servers of which
     the caller may call anything, by their labels. A server that is not declared but has a `server_url` is ignored
     beside other tools, because agents declare such in every request. Raises RoundhouseError `invalid_request` if a tool
-    `mcp` is wrong, names a server that is not declared, or one that another names."""
+    `mcp` is wrong, or names a server that is not declared or that another of the tools names."""
     tools = fields.get("tools")
     if not isinstance(tools, list):
         return None
@@ -281,7 +285,8 @@ class McpCallItem:
 
     @classmethod
     def of(cls, item: Fields, index: int) -> McpCallItem:
-        """Return the call of an item `mcp_call` of this gateway, as at its beginning."""
+        """Return the call of an item `mcp_call` of this gateway as it was at its beginning: in progress, without
+        arguments and result. `index`: its position in the output."""
         return cls(item["id"], index, item["server_label"], item["name"], item["approval_request_id"])
 
     def append_arguments(self, arguments: str) -> None:
@@ -365,7 +370,8 @@ def failed_server(status: int, message: str) -> Fields:
 
 
 def text_of_error(error: object) -> str:
-    """Return what the model is told of a call's error, which need not be valid."""
+    """Return what the model is told of a call's error, which need not be valid: its texts or its message, else
+    `NOT_RUN`."""
     if isinstance(error, str):
         return error
     if not isinstance(error, dict):
@@ -386,7 +392,8 @@ def read_call(item: Fields, place: str) -> tuple[str, str, str, str]:
 
 
 def read_request(item: Fields, place: str) -> tuple[str, str, str]:
-    """Return id, function and arguments of an item `mcp_call` or `mcp_approval_request`, as `read_call`."""
+    """Return id, function and arguments of an item `mcp_call` or `mcp_approval_request`. `place` is the item's path in
+    the request. Raises RoundhouseError `invalid_request`."""
     label, name = (require_text(item.get(field), f"{place}.{field}") for field in ("server_label", "name"))
     arguments = require_field(item, "arguments", str, place)
     return require_text(item.get("id"), f"{place}.id"), function_name(label, name), object_text(arguments)

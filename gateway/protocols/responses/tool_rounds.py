@@ -46,7 +46,9 @@ ROUND_OVER: Final = b": round over\n\n"
 
 @dataclass(slots=True)
 class RunCall:
-    """A call of the model that the gateway runs, unless the client has to approve it first."""
+    """A call of the model that the gateway runs, unless the client has to approve it first (`is_withheld`). `tool`
+    None: there is no such tool. `item` None: the client was not told of it yet. `told`: what the model is told of it;
+    None: nothing yet."""
 
     call_id: str
     function: str
@@ -99,8 +101,8 @@ class RoundsWriter(ResponseWriter):
         self._round = 0
 
     def begin_round(self, number: int) -> None:
-        """Mark the ids of the calls that follow with the round's number, which is 1 for the first
-        (`mark_round`). Before the first call of this, the mark is 0: of calls approved earlier."""
+        """Mark the ids of the calls that follow with the round's number, from 1 (`mark_round`). Calls before the first
+        round, which the client has approved, have the mark 0."""
         self._round = number
 
     def name_call(self, prefix: str) -> str:
@@ -131,9 +133,9 @@ class RoundsWriter(ResponseWriter):
         return [item.item for item in self._items[first:] if isinstance(item, ContentItem)]
 
     def begin_call(self, call: RunCall, approval_id: str | None = None) -> bytes:
-        """Return the events that complete what is open and add the item of a call, with the arguments that have come.
-        Sets `call.item`. Call once for each.
-        `approval_id`: of the item by which the client was asked to approve the call; None: it was not asked."""
+        """Complete what is open, add the item of a call with the arguments that have come, and return the events. Sets
+        `call.item`. Call once for each. `approval_id`: of the item by which the client was asked to approve the call;
+        None: it was not asked."""
         name = self.name_call("mcp")
         call.item = item = McpCallItem(name, len(self._items), call.label, call.name, approval_id)
         return (
@@ -188,7 +190,7 @@ class RoundWriter:
 
     @property
     def calls(self) -> list[RunCall]:
-        """The calls that the gateway runs, in order."""
+        """The model's calls but those of the client's functions, in order, those that need an approval included."""
         return [self._calls[index] for index in sorted(self._calls)]
 
     @property
@@ -203,7 +205,7 @@ class RoundWriter:
 
     @property
     def said_items(self) -> list[Fields]:
-        """The messages and thoughts of the round, as input of the next."""
+        """The messages and thoughts of the round, as items of the next round's input."""
         return self._writer.describe_items(self._first_item)
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
@@ -236,8 +238,9 @@ class RoundWriter:
         return b"" if call.item is None else self._writer.grow_call(call.item, arguments)
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the events that complete what the model said, but not the calls, which are run now, nor the response.
-        A withheld call becomes a request for an approval; one whose arguments are no object is not worth one."""
+        """Return the events that complete what the model said, but not the calls, which are run now, nor the response;
+        `ROUND_OVER` if there are none. Sets `finish` and `tokens`. A withheld call becomes a request for an approval;
+        one whose arguments are no object is not worth one, and is withheld no more."""
         self.finish, self.tokens = finish, tokens
         writer, out = self._writer, [self._writer.close_items(is_cut=self.is_cut)]
         for call in self.calls:
@@ -251,12 +254,13 @@ class RoundWriter:
         return b"".join(out) or ROUND_OVER
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Keep the error, with which the whole response may fail. Return no event."""
+        """Keep the error in `error`: the whole response may fail by it. Return `ROUND_OVER`, which clients do not
+        get."""
         self.error = error
         return ROUND_OVER
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Never called: a round is a stream."""
+        """Raise AssertionError: a round is a stream, and nobody calls this."""
         raise AssertionError("a round is a stream")
 
     def _new_call(self, call_id: str | None, function: str) -> RunCall:
@@ -279,7 +283,8 @@ _TOO_LATE: Final = f"The call was not run: a response has at most {MOST_ROUNDS} 
 
 
 class CallResult(NamedTuple):
-    """What became of a call."""
+    """What became of a call. `text`: what the model is told. `error`: why the call failed, as its item says it; None:
+    it did not fail."""
 
     text: str
     """What the model is told."""
@@ -294,7 +299,8 @@ def too_many_calls(most: int) -> CallResult:
 
 
 class ApprovedCall(NamedTuple):
-    """A call that the client has approved with this request."""
+    """A call that the client has approved with this request. `request_id`: of the item by which the client was
+    asked."""
 
     request_id: str
     """Id of the item by which the client was asked."""
@@ -302,9 +308,9 @@ class ApprovedCall(NamedTuple):
 
 
 class ToolRounds:
-    """The rounds of one response. First call `take_approved`, and for each of its calls `begin_approved` and
-    `take_result`. Then call `next_round`, `end_round`, and `take_result` for each call that this returns, until
-    `is_over`; then `end_rounds`."""
+    """The rounds of one response. First call `take_approved`, and for each of its calls `begin_approved`, `refuse_call`
+    and `take_result`. Then call `next_round`, `end_round`, and `refuse_call` and `take_result` for each call that this
+    returns, until `is_over`; then `end_rounds`. A call that `refuse_call` does not refuse is run by the caller."""
 
     def __init__(
         self, fields: Fields, history: Sequence[Fields], items: Sequence[Fields], writer: RoundsWriter, mcp: McpTools
@@ -360,8 +366,8 @@ class ToolRounds:
         """Take a round that has ended without an error, and set `is_over`. `spent_tokens`: those that it generated, as
         far as is known.
 
-        Return the events of the approvals that the client is asked for, and the calls that have come to their end with
-        `take_result` before the next round, or before the response ends.
+        Return the events of the approvals that the client is asked for, and the calls that the gateway runs now: each
+        must have its `take_result` before the next round, or before `end_rounds`.
         """
         self._add_tokens(done.tokens)
         if self._tokens_left is not None:
@@ -379,7 +385,8 @@ class ToolRounds:
         return b"".join(self._writer.write_approval(call) for call in withheld), calls
 
     def refuse_call(self, call: RunCall) -> CallResult | None:
-        """Return the result of a call that must not be run; None: it is to be run, and counts. Call once for each."""
+        """Return the result of a call that must not be run; None: run it, it is counted against `max_tool_calls`. Call
+        once for each."""
         if self._calls_left == 0:
             message = _TOO_MANY
         elif self._is_last:
@@ -403,8 +410,8 @@ class ToolRounds:
         return self._writer.end_call(call.item, output, result.error)
 
     def begin_approved(self, approved: ApprovedCall) -> bytes:
-        """Return the events that begin a call which the client has approved, and the response before the first of
-        them."""
+        """Return the events that begin a call which the client has approved; before the first one, those that begin the
+        response. Call for each of `take_approved`, in order."""
         call = approved.call
         # With the id, by which the call joins those of its round that needed no approval.
         self._items.append({**_call_item(call), "id": approved.request_id})
@@ -439,7 +446,8 @@ def own_items(fields: Fields, references: Mapping[str, Fields]) -> list[Fields]:
 
 
 def listed_labels(items: Iterable[Fields]) -> frozenset[str]:
-    """Return the labels of the servers whose tools one of the items lists."""
+    """Return the labels of the servers whose tools one of the items lists. A list that says why there are none does not
+    count."""
     lists = (item for item in items if item.get("type") == LIST_TYPE and not item.get("error"))
     return frozenset([item["server_label"] for item in lists if isinstance(item.get("server_label"), str)])
 

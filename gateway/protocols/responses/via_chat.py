@@ -57,8 +57,8 @@ class CompactionWriter(ResponseWriter):
     compactions are not streamed."""
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the compaction object. Raises RoundhouseError `engine_error` if the model wrote no summary; thoughts
-        are none."""
+        """Return the compaction object. Raises RoundhouseError `engine_error` if the model wrote no summary; its
+        thoughts do not count as one."""
         summary = answer.text.strip()
         if not summary:
             raise RoundhouseError("engine_error", "The model wrote no summary of the conversation.")
@@ -116,7 +116,8 @@ class _ResponsesBase(ViaChatBase):
 
 
 class ResponsesViaChat(_ResponsesBase, ViaChatDialect, ResponsesDialect):
-    """Dialect of `/v1/responses`, translated into chat completions."""
+    """Dialect of `/v1/responses`, translated into chat completions. The caller must set a request's `state` to its
+    `ResponseContext` before `check_request`."""
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         return _open_writer(request)
@@ -134,7 +135,8 @@ class CompactionViaChat(ViaChatDialect, ResponsesDialect):
 
 
 class ResponsesTokenCount(_ResponsesBase, TokenCountDialect, JsonDialect):
-    """Dialect of `/v1/responses/input_tokens`, answered by the engine's token count of chat completions."""
+    """Dialect of `/v1/responses/input_tokens`, answered by the engine's token count of chat completions. The caller
+    must set a request's `state` to its `ResponseContext` before `check_request`."""
 
     def build_count(self, tokens: int) -> Fields:
         return {"object": "response.input_tokens", "input_tokens": tokens}
