@@ -31,7 +31,8 @@ class ChildProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], data: bytes) -> None:
-        """Start `command`. `data`: its standard input. Use it in the event loop in which it is made."""
+        """Start `command`, with `environment` as its whole environment and `data` as its standard input. Call this and
+        all methods in one event loop. A failed start raises in `read_output`, not here."""
         self._command = command
         self._environment = environment
         self._data = data

@@ -149,7 +149,7 @@ def open_streams(
     (`ResumableStreams.recover_streams`). `clock`: Unix time in seconds.
 
     Locks and reads that folder, which blocks, unless `stream_files` is off. Where another gateway holds it, nothing is
-    recovered and streams stay in memory; no error says so. Close the result when the gateway ends. Raises
+    recovered and streams stay in memory, which is logged and not raised. Close the result when the gateway ends. Raises
     OSError if the folder of the files cannot be read.
     """
     ring_bytes = settings.stream_ring_bytes
@@ -174,7 +174,8 @@ def add_assistant(gateway: GatewayParts, store: StateStore | None) -> Extension:
 
 
 class Assistant:
-    """The parts of the assistant in one gateway."""
+    """The parts of the assistant in one gateway. Making it reads the files of streams (`open_streams`, also for
+    errors), registers metrics, and sets callbacks of the gateway's parts. `store` None: nothing is stored."""
 
     def __init__(self, gateway: GatewayParts, store: StateStore | None) -> None:
         settings, live, clock = gateway.settings, gateway.services.live, gateway.services.clock
@@ -204,7 +205,7 @@ class Assistant:
         self._show_metrics()
 
     def describe_extension(self) -> Extension:
-        """Return the assistant's hooks, routes, tasks and ends as a value, for `create_gateway`. Call once."""
+        """Return the assistant's hooks, routes, tasks, and what ends it, as a value for `create_gateway`. Call once."""
         gateway, probe, served_tools = self._gateway, self._retrieval_probe, self._served_tools
         dispatcher = gateway.dispatcher
         loop_hooks = tool_loop_hooks(

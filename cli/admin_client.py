@@ -245,17 +245,17 @@ class AdminClient:
     # Internal routes, which a gateway does not forward.
 
     async def get_status(self) -> ControllerStatus:
-        """Return the controller's status: models, replicas, GPUs and problems. Not through a gateway."""
+        """Return the controller's status: models, GPUs, problems. Not through a gateway. Errors: see AdminClient."""
         return await self._ask("GET", "/internal/status", ControllerStatus)
 
     async def set_paused(self, paused: bool) -> ControllerStatus:
-        """Pause or resume the controller, and return its status afterwards. Not through a gateway."""
+        """Pause or resume the controller, and return its status. Not through a gateway. Errors: see AdminClient."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
     async def shut_down(self, *, stop_engines: bool, engines_grace_s: float | None = None) -> None:
         """Ask the controller to end, and return once it has agreed, which is before its end. With `stop_engines` it
         stops all engines first; otherwise they keep running. `engines_grace_s`: seconds from SIGTERM to SIGKILL of each
-        engine; None: those of the controller's settings. Not through a gateway."""
+        engine; None: those of the controller's settings. Not through a gateway. Errors: see AdminClient."""
         await self._exchange(
             "POST", "/internal/shutdown", {"stop_engines": stop_engines, "engines_grace_s": engines_grace_s}
         )
@@ -263,7 +263,8 @@ class AdminClient:
     # The admin API.
 
     async def list_models(self) -> AdminModels:
-        """Return the rows of all declared models, and of MCP servers that the controller runs (`mcp:NAME`)."""
+        """Return the rows of all declared models and of the MCP servers that run (`mcp:NAME`). Errors: see
+        AdminClient."""
         return await self._ask("GET", MODELS, AdminModels)
 
     async def get_model(self, name: str) -> AdminModel:
@@ -288,7 +289,7 @@ class AdminClient:
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once, and
         the verdict is PENDING unless the model is there. With `restart`, a model that serves is restarted with the
-        values. A load that fails raises nothing: it returns FAILED with the reason in the row's `last_error`.
+        values. A load that fails returns FAILED, with the reason in the row's `last_error`. Errors: see AdminClient.
         """
         goal = TransitionGoal(ModelState.LOADED, restart)
         try:
@@ -306,18 +307,18 @@ class AdminClient:
         """Unload a model, by its name or an alias, and return how far that is: DONE or PENDING.
 
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once. With
-        `hold`, requests do not load an autoload model again.
+        `hold`, requests do not load an autoload model again. Errors: see AdminClient.
         """
         goal = TransitionGoal(ModelState.UNLOADED)
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
         """Drop the operator's load or unload of a model, by its name or an alias, and return the model's row; a model
-        without one is no error."""
+        without one is no error. Errors: see AdminClient."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def list_declarations(self) -> DeclarationsView:
-        """Return the runtime declarations with secrets masked, and why some are not in force."""
+        """Return the runtime declarations, secrets masked, and why some are not in force. Errors: see AdminClient."""
         return await self._ask("GET", DECLARATIONS, DeclarationsView)
 
     async def put_declaration(
@@ -369,7 +370,7 @@ class AdminClient:
                         yield self._parse_answer(Download, event.data.encode())
 
     async def list_model_files(self) -> ModelFileList:
-        """Return what lies in the models folders."""
+        """Return what lies in the models folders, which may take minutes (`FILES_S`). Errors: see AdminClient."""
         return await self._ask("GET", MODEL_FILES, ModelFileList, timeout_s=FILES_S)
 
     async def remove_model_files(self, model: str) -> Removal:
@@ -379,7 +380,7 @@ class AdminClient:
 
     async def get_plan(self) -> PlanView:
         """Return what the controller would do now, by its last observation, without what it has begun already; while it
-        is paused, all that it would do."""
+        is paused, all that it would do. Errors: see AdminClient."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(
@@ -387,20 +388,20 @@ class AdminClient:
     ) -> DryRun:
         """Return what would change if these files (name to content) were in the desired-state folder, each in place of
         the file of its name, and these models (name to fields) were declared at run time. Nothing is changed, and
-        problems of both are in the result."""
+        problems of both are in the result. Errors: see AdminClient."""
         proposed: dict[str, JsonValue] = {"files": dict(files)}
         if models:
             proposed["models"] = {name: dict(fields) for name, fields in models.items()}
         return await self._ask("POST", "/v1/admin/plan", DryRun, proposed)
 
     async def find_drift(self) -> Drift:
-        """Return what runs differently from what is declared, empty where nothing does."""
+        """Return what runs differently from what is declared, empty where nothing does. Errors: see AdminClient."""
         return await self._ask("GET", "/v1/admin/drift", Drift)
 
     async def read_history(
         self, *, model: str | None, kinds: Sequence[str], limit: int, before: int | None = None
     ) -> History:
-        """Return one page of up to `limit` entries of the history, newest first.
+        """Return one page of up to `limit` entries of the history, newest first. Errors: see AdminClient.
 
         `model` None: of all models. Empty `kinds` means the kinds that change something. `before`: only entries with a
         smaller id, as the `next_before` of the page before says.
@@ -409,7 +410,7 @@ class AdminClient:
         return await self._ask("GET", "/v1/admin/history", History, query=query)
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
-        """Return the memory of each GPU, and the estimated memory of each model, in MiB."""
+        """Return the memory of each GPU, and the estimated memory of each model, in MiB. Errors: see AdminClient."""
         return await self._ask("GET", "/v1/admin/gpu-memory", GpuMemoryAnswer)
 
     async def follow_events(

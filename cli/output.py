@@ -74,7 +74,7 @@ def print_error(text: str) -> None:
 
 
 def print_blocked(row: AdminModel) -> None:
-    """Print what keeps replicas of a model from starting to stdout, one line per reason; nothing where there is none.
+    """Print to stdout what keeps replicas of a model from starting, one line per reason; nothing where there is none.
     Raises BrokenPipeError where the reader of stdout is gone."""
     for reason in row.blocked:
         print_line(f"{row.name}: {one_line(reason)}")
@@ -177,12 +177,12 @@ def count_words(number: int, word: str) -> str:
 
 
 def ends_by_unload(name: str) -> str:
-    """Return the hint by which an operator ends a load that is tried again and again."""
+    """Return words for an operator: which command ends a load that is tried again and again."""
     return f"`roundhouse unload {name}` ends that"
 
 
 def ends_by_reset(name: str) -> str:
-    """Return the hint by which an operator takes back a load whose new values a serving model cannot apply."""
+    """Return words for an operator: which command takes back a load whose new values a serving model cannot apply."""
     return f"`roundhouse reset {name}` ends that"
 
 

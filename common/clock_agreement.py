@@ -72,7 +72,8 @@ class ClockRecord:
 
 
 class ClockVerdict(NamedTuple):
-    """How a reading's wall clock compares with the count since the anchor."""
+    """How a wall clock compares with the count: the time by the count, how far the clock is ahead, whether they
+    agree."""
 
     counted: float
     """Unix time in seconds by the count from the anchor. After a restart of the host, the least that it can be."""
@@ -82,13 +83,13 @@ class ClockVerdict(NamedTuple):
 
 
 def trust_reading(reading: ClockReading) -> ClockRecord:
-    """Return the record of a reading whose wall clock is believed."""
+    """Return a record that believes the reading's wall clock: the reading is the anchor, and there is no hold."""
     wall, uptime, boot = reading
     return ClockRecord(wall, uptime, boot, slack_s=0.0, checked_at=wall, checked_uptime=uptime, hold=None)
 
 
 def judge_clock(record: ClockRecord, reading: ClockReading) -> ClockVerdict:
-    """Compare the wall clock of a reading with the seconds counted since the record's anchor."""
+    """Compare a reading's wall clock with the count: the wall clock at the anchor plus the seconds since then."""
     record = _anchor_in_boot(record, reading)
     counted = record.wall + reading.uptime - record.uptime
     ahead_s = reading.wall - counted
@@ -96,10 +97,10 @@ def judge_clock(record: ClockRecord, reading: ClockReading) -> ClockVerdict:
 
 
 def next_record(record: ClockRecord, reading: ClockReading) -> ClockRecord:
-    """Return the record after a check.
+    """Return the record after a check, which the caller keeps for the next one. A reading that agrees ends a hold.
 
-    A reading that disagrees begins a hold, or prolongs the one that began with the same difference. After `HOLD_S` of
-    it the reading's wall clock is believed.
+    A reading that disagrees begins a hold, or prolongs the hold that began with the same difference (to `TOLERANCE_S`).
+    After `HOLD_S` seconds of checks within one hold, the reading's wall clock is believed.
     """
     verdict = judge_clock(record, reading)
     record = _anchor_in_boot(record, reading)

@@ -18,10 +18,10 @@ TIMEOUT_S: Final = 4.0
 
 
 def find_problem(variable: str, environ: Mapping[str, str]) -> str | None:
-    """Ask `GET /health` once, at the port in the environment variable `variable`. Return why the program does not
-    serve; None: it answered with status 200.
+    """Send `GET /health` once to the `host:port` in the environment variable `variable`. Return why the program does
+    not serve; None: it answered with status 200.
 
-    A variable that is missing, malformed or names a socket is such a reason, too; nothing is raised. Blocks;
+    A variable that is missing, malformed or names a socket is returned as a reason, too; nothing is raised. Blocks;
     `TIMEOUT_S` bounds each step (the connection, then each read of the answer), not their sum.
     """
     try:
@@ -34,8 +34,8 @@ def find_problem(variable: str, environ: Mapping[str, str]) -> str | None:
 
 
 def request_health(connection: http.client.HTTPConnection, path: str) -> str | None:
-    """Ask `GET path` over a connection, which is opened here and closed at the end. Return why the program does not
-    serve, which a connection that fails is, too; None: it answered with status 200."""
+    """Send `GET path` over a connection, which is opened here and closed at the end. Return why the program does not
+    serve (no connection, or another status); None: it answered with status 200."""
     try:
         connection.request("GET", path)
         status = connection.getresponse().status

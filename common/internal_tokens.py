@@ -26,7 +26,7 @@ path needs one: its owner alone may connect. What the gateway's clients need is 
 
 @dataclass(frozen=True, slots=True)
 class InternalToken:
-    """A token in a file that several programs read."""
+    """One kind of token, without its value: who makes it, who sends it, which file has it, and what it opens."""
 
     name: str
     """What it is called in docs/security.md."""
@@ -39,7 +39,7 @@ class InternalToken:
     opens: Mapping[Program, frozenset[tuple[str, str]] | None]
     """By program, the routes that it opens there, as method and path; None: all of them."""
     refusal: str = "invalid_api_key"
-    """Code of the error of a request that does not show it to who made it."""
+    """Error code of the answer that the program `made_by` gives to a request without the token."""
 
     def opens_route(self, program: Program, method: str, path: str) -> bool:
         """Return whether the token opens a route of a program. `path`: decoded, without the query."""

@@ -208,5 +208,5 @@ def split_listen_address(listen: str) -> Path | tuple[str, int]:
 
 
 def find_socket_path(address: str) -> str | None:
-    """What follows `unix:`; None: the address does not begin so."""
+    """Return what follows `unix:`, unchecked and perhaps empty; None: the address does not begin with `unix:`."""
     return address.removeprefix(_SCHEME) if address.startswith(_SCHEME) else None

@@ -37,7 +37,7 @@ EXIT_LOCKED: Final = 4
 
 
 def refuse_start(program: str, code: int, reason: str) -> int:
-    """Write the reason to stderr, as one line, and return the exit code."""
+    """Write to stderr, as one line, why a program does not start, and return `code`, its exit code."""
     LineWriter(sys.stderr).write_line(f"roundhouse {program}: {reason}")
     return code
 
@@ -57,7 +57,7 @@ def _explain_setting(place: tuple[int | str, ...], message: str) -> str:
 
 
 def call_at_end(end: Callable[[], None]) -> None:
-    """Call `end` in the running event loop when SIGTERM or SIGINT comes."""
+    """Have each SIGTERM and SIGINT call `end` in the running event loop, and not end the process."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
 
@@ -78,7 +78,7 @@ class TokenCheck:
     """
 
     def __init__(self, app: AsgiApp, token: SharedToken, kind: InternalToken) -> None:
-        """`kind`: of the token, which the program that made it checks."""
+        """`token`: what to compare with. `kind`: its kind, which gives the header and, by `made_by`, the open paths."""
         self._app = app
         self._token = token
         self._kind = kind
@@ -112,7 +112,7 @@ ErrorHandler = Callable[[Request, Exception], Response]
 
 
 def answer_error(request: Request, error: RoundhouseError) -> Response:
-    """Return the answer with the error's status, envelope and headers."""
+    """Return the answer to a request: the error's status and headers, and its JSON body with the request's id."""
     body = error.json_bytes(request.headers.get(REQUEST_ID_HEADER))
     return Response(body, error.entry.status, error.build_headers(), media_type="application/json")
 
@@ -120,9 +120,10 @@ def answer_error(request: Request, error: RoundhouseError) -> Response:
 def error_handlers(
     program: str, explain_disk: Callable[[Any], RoundhouseError], *disk_errors: type[Exception]
 ) -> dict[Any, ErrorHandler]:
-    """Return the exception handlers of an application: a RoundhouseError is answered as it is; the framework's own as
-    `method_not_allowed` (405) or `unknown_route`; `disk_errors` are logged and become what `explain_disk` returns for
-    them; any other exception is logged and becomes `internal_error`."""
+    """Return the exception handlers of a Starlette application: a RoundhouseError is answered as it is; the framework's
+    own as `method_not_allowed` (405) or `unknown_route`; `disk_errors` are logged and become what `explain_disk`
+    returns for them; a client that left gets 499; any other exception is logged and becomes `internal_error`.
+    `program`: its name in messages."""
 
     def own_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RoundhouseError)

@@ -178,9 +178,8 @@ class ProgramClient:
         own, the token of the address (its file is read each time), and `accept-encoding: identity`. A `body` in parts
         is sent as they come; an exception of its iterator is raised. A program may answer before it has read the whole
         body, and close its connection: the answer is returned like any other, and the rest of the body is not sent.
-        `timeout` None: the client's own, which bounds
-        connecting alone; another one counts for reading the answer too. An answer with an error status is returned like
-        any other.
+        `timeout` None: the client's own, which bounds connecting alone; another one counts for reading the answer too.
+        An answer with an error status is returned like any other.
 
         Raises:
             ProgramGoneError: the program cannot be reached, or ended before it answered; or the timeout ended.

@@ -182,7 +182,7 @@ def _hold_within(path: Path, within_s: float) -> int:
 
 def has_tables(db: sqlite3.Connection, known_version: int, name: str, movable: str) -> bool:
     """Return whether the file has the tables of `known_version`, its `user_version`; False: it is empty. Writes
-    nothing. `name` (of the file) and `movable` (what to move away where nobody needs it) are put into messages.
+    nothing. Messages contain `name` (of the file) and `movable` (what the operator may move away to begin anew).
 
     Raises:
         NewerDatabaseError, OlderDatabaseError: the file is of another version. The message is for the operator.

@@ -67,13 +67,15 @@ class TrustedClock:
         self._is_failing = False
 
     def read_earliest(self) -> float:
-        """Return the Unix time in seconds by which stored objects expire: as late as it is at least."""
+        """Return the Unix time in seconds to compare expiry times with: the wall clock, or while it disagrees the
+        earlier of wall clock and count. By it, nothing expires too early."""
         reading = self._read()
         verdict = judge_clock(self._record, reading)
         return reading.wall if verdict.agrees else min(reading.wall, verdict.counted)
 
     def read_latest(self) -> float:
-        """Return the Unix time in seconds from which the life of a stored object counts: as late as it is at most."""
+        """Return the Unix time in seconds to compute expiry times from: the wall clock, or while it disagrees the later
+        of wall clock and count."""
         reading = self._read()
         verdict = judge_clock(self._record, reading)
         return reading.wall if verdict.agrees else max(reading.wall, verdict.counted)
@@ -104,7 +106,7 @@ class TrustedClock:
                 self._write_record(reading.uptime)
 
     def confirm(self) -> bool:
-        """Believe the wall clock as it is now. Return whether it did not agree. Blocks on the disk, as `check`."""
+        """Believe the wall clock as it is now. Return whether it disagreed before. Blocks on the disk, as `check`."""
         with self._lock:
             reading = self._read()
             is_held = not judge_clock(self._record, reading).agrees

@@ -51,10 +51,10 @@ _App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class LingeringApp:
-    """ASGI application that serves every scope by another one, and keeps the answers of that one from being lost. An
-    answer after which the connection closes (`Connection: close`, HTTP/1.0) may be given before the whole body of the
-    request came. Its end waits then until the rest was read and dropped, the client has left, or `LINGER_S` (2 s) have
-    passed; the answer itself is sent at once."""
+    """ASGI application that passes every scope to `app`, and keeps its answers from being lost. An answer after which
+    the connection closes (`Connection: close`, HTTP/1.0) may be given before the whole body of the request came. The
+    end of that answer waits until the rest of the body was read and dropped, the client has left, or `LINGER_S` (2 s)
+    have passed; the answer itself is sent at once."""
 
     def __init__(self, app: _App) -> None:
         self._app = app

@@ -17,8 +17,8 @@ one of the scope `admin`. `page`: a Host header that this gateway goes by. `any_
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a route for the OpenAPI document. `schema` is its JSON Schema, which the handler checks, and not
-    this object."""
+    """One parameter of a route for the OpenAPI document. `schema` is its JSON Schema: the route's handler checks values
+    by it, and this object checks nothing."""
 
     name: str
     description: str
@@ -47,8 +47,8 @@ class RouteSpec:
     the fields. None: the request has no JSON body."""
     access: Access = "inference"
     codes: tuple[str, ...] = ()
-    """Error codes that the route may answer, in the order of the document; of retrieval's: besides those that every
-    route of the gateway has."""
+    """Error codes that the route may answer, in the order of the document. A route of retrieval leaves out those that
+    every route of the gateway has."""
     query: tuple[Parameter, ...] = ()
     """Parameters that the handler reads itself; those of its signature are not repeated here."""
     tag: str = field(kw_only=True)

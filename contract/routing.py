@@ -281,7 +281,7 @@ class PrefillTokens(Wire):
     total: int = Field(default=0, description="Tokens of these prompts.")
 
     def add_request(self, processed: int, total: int, requests: int = 1) -> PrefillTokens:
-        """Return these figures with those of `requests` more requests added: `processed` of `total` prompt tokens are
+        """Return new figures with `requests` more requests, of whose `total` prompt tokens together `processed` are
         done."""
         return PrefillTokens(
             requests=self.requests + requests, processed=self.processed + processed, total=self.total + total
@@ -308,7 +308,7 @@ class GatewayProcess(Wire):
 
     @property
     def name(self) -> str:
-        """Name of the process, as in `gateway_id` of its reports."""
+        """Name of the process, as in `gateway_id` of its reports: `ID.EPOCH`, or the id alone where the epoch is 0."""
         return f"{self.id}.{self.epoch}" if self.epoch else self.id
 
 

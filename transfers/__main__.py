@@ -46,8 +46,8 @@ OPEN_FILES: Final = 1024
 
 
 def limit_resources() -> None:
-    """Limit address space and open files of this process, and write no core files, which may hold a token. A limit that
-    is lower already stays. Raises OSError or ValueError if the kernel refuses."""
+    """Limit this process to 4 GiB of address space (`MEMORY_BYTES`), 1024 open files, and no core files, which may hold
+    a token. A limit that is lower already stays. Raises OSError or ValueError if the kernel refuses."""
     for kind, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
@@ -63,9 +63,9 @@ def become_owner(models: Path, writable: Path | None) -> None:
     operator, and a fault in the code that reads strangers' bytes does not have root's rights. Does nothing if the
     folder belongs to root, or the process is not root.
 
-    `writable`: a folder that belongs to root so far; it is created, and its owner and that of the files in it changed,
-    before. None: there is none. Blocks on the disk. A container needs the capabilities CHOWN, SETUID and SETGID for
-    this.
+    `writable`: a folder that the process must be able to write later; before, it is created if missing, and given with
+    the files in it to the new owner. None: there is none. Blocks on the disk. A container needs the capabilities CHOWN,
+    SETUID and SETGID for this.
 
     Raises:
         OSError: the models folder cannot be looked at, or the kernel refuses.

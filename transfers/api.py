@@ -93,7 +93,7 @@ class DownloadRoutes:
         self._slow = slow
 
     def routes(self) -> list[Route]:
-        """Return the routes, for `create_app`."""
+        """Return the routes of the handlers below, for `create_app`."""
         return [
             Route("/inspect", self.inspect, methods=["POST"]),
             Route("/ranges", self.read_range, methods=["POST"]),
@@ -195,7 +195,7 @@ class FileRoutes:
         self._worker = worker
 
     def routes(self) -> list[Route]:
-        """Return the routes, for `create_app`."""
+        """Return the routes of the handlers below, for `create_app`."""
         return [
             Route("/files", self.list_files, methods=["GET"]),
             Route("/files", self.remove, methods=["DELETE"]),

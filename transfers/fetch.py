@@ -210,7 +210,7 @@ class FetchJournal:
             self._write(f"\n{segment[0]} {segment[1]}\n", os.O_APPEND)
 
     def remove(self) -> None:
-        """Remove the file if it is there. Blocks. Raises OSError."""
+        """Remove the journal's file if it is there. Blocks. Raises OSError."""
         self._path.unlink(missing_ok=True)
 
     def _write(self, text: str, flag: int) -> None:

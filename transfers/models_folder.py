@@ -156,14 +156,14 @@ class ModelsFolder:
         return folder / hashlib.sha256(file.encode()).hexdigest()[:32]
 
     def remove_partials(self, download: str) -> None:
-        """Remove what was fetched of a download and is not in its place. Does nothing if there is none. Blocks. Raises
-        OSError."""
+        """Remove the partial files of a download: what was fetched and is not in its place yet. Does nothing if there
+        are none. Blocks. Raises OSError."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.own / "partial" / download)
 
     def list_partials(self) -> list[str]:
-        """Return the ids of the downloads of which something was fetched that is not in its place, sorted. Blocks.
-        Raises OSError."""
+        """Return the ids, sorted, of the downloads that have partial files: fetched bytes that are not in their place
+        yet. Blocks. Raises OSError."""
         with suppress(FileNotFoundError):
             return sorted(path.name for path in (self.own / "partial").iterdir())
         return []
@@ -172,8 +172,8 @@ class ModelsFolder:
         """Return the status of the file at a path below the models folder; None: nothing is there. Blocks.
 
         Raises:
-            RoundhouseError: `models_file_conflict`: it is no regular file, a link or file is on the way, or no model
-                can have the path.
+            RoundhouseError: `models_file_conflict`: it is no regular file, a link or file is on the way to it, or the
+                path is not valid for a model.
             OSError: the folder cannot be read.
         """
         try:
@@ -189,7 +189,7 @@ class ModelsFolder:
     def open_file(self, target: str) -> Iterator[int]:
         """Return a context manager that yields a descriptor of the file for reading. It blocks. Raises OSError
         (FileNotFoundError if nothing is there), or RoundhouseError `models_file_conflict` if a link or file is on the
-        way or no model can have the path."""
+        way to it or the path is not valid for a model."""
         with self._open_parent(target, makes=False) as (parent, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
@@ -202,8 +202,8 @@ class ModelsFolder:
         models folder's owner and mode (not executable). Folders on the way are made. Blocks.
 
         Raises:
-            RoundhouseError: `models_file_conflict`: something is there, a link or file is on the way, or no model can
-                have the path. The partial file stays.
+            RoundhouseError: `models_file_conflict`: something is there, a link or file is on the way to it, or the path
+                is not valid for a model. The partial file stays.
             OSError: the folder cannot be written.
         """
         descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -219,8 +219,8 @@ class ModelsFolder:
 
     def remove_file(self, target: str) -> None:
         """Remove a file, and the folders above it that are empty then. Blocks. Raises OSError (FileNotFoundError if
-        nothing is there), or RoundhouseError `models_file_conflict` if a link or file is on the way or no model can
-        have the path."""
+        nothing is there), or RoundhouseError `models_file_conflict` if a link or file is on the way to it or the path
+        is not valid for a model."""
         with self._open_parent(target, makes=False) as (parent, name):
             os.unlink(name, dir_fd=parent)
             os.fsync(parent)

@@ -15,7 +15,7 @@ _SEPARATOR = ","
 
 
 class TransfersSettings(ProgramSettings):
-    """Every setting of transfers. No file is opened, and no address connected to."""
+    """Every setting of transfers, read from the environment. Making it opens no file and connects to no address."""
 
     models: str = Field(
         "models",
@@ -108,7 +108,7 @@ class TransfersSettings(ProgramSettings):
 
     @property
     def keep_free_bytes(self) -> int:
-        """`transfers_keep_free_gb` in bytes."""
+        """`transfers_keep_free_gb` in bytes; 1 GB is 10^9 bytes."""
         return round(self.transfers_keep_free_gb * 10**9)
 
     def read_hub_token(self) -> str | None:

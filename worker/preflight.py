@@ -18,8 +18,8 @@ TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not i
 
 
 def read_token() -> str | None:
-    """Return the bearer token that clients of the replica send; None: none is required. Raises LoadError for an empty
-    one."""
+    """Return the bearer token that clients of the replica send, from the variable ROUNDHOUSE_ENGINE_TOKEN; None: it is
+    not set, and none is required. Raises LoadError for an empty one."""
     token = os.environ.get(TOKEN_ENV)
     if token == "":
         raise LoadError(f"{TOKEN_ENV} is set and empty: set a token, or unset it to serve without one")

@@ -288,22 +288,22 @@ class TextRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Answer `/tokenize` with `{"tokens": [...]}`: the ids of a text's tokens. If the request sets `with_pieces`,
         they are objects with `id` and `piece` instead; `piece` is the token's text, or a list of its bytes if these are
-        not UTF-8. Token ids in the request are passed through."""
+        not UTF-8. Token ids in the request are passed through. Errors: see TextRoutes."""
         return await self._answer("tokens", request, self._tokenize)
 
     async def detokenize(self, request: Request) -> Response:
         """Answer `/detokenize` with `{"content": TEXT}`: the text of tokens, special ones included. Bytes that are not
-        UTF-8 become U+FFFD."""
+        UTF-8 become U+FFFD. Errors: see TextRoutes."""
         return await self._answer("tokens", request, self._detokenize)
 
     async def apply_template(self, request: Request) -> Response:
         """Answer `/apply-template` with `{"prompt": TEXT}`: the text of a conversation's prompt, which is not sent to
-        the model."""
+        the model. Errors: see TextRoutes."""
         return await self._answer("prompts", request, self._apply_template)
 
     async def input_tokens(self, request: Request) -> Response:
         """Answer `/v1/chat/completions/input_tokens` with `input_tokens`: the number of tokens in a conversation's
-        prompt, which may be more than fit the context."""
+        prompt, which may be more than fit the context. Errors: see TextRoutes."""
         return await self._answer("prompts", request, self._input_tokens)
 
     async def _answer(self, api: Api, request: Request, make: Callable[[bytes], Object]) -> Response:
@@ -400,7 +400,7 @@ class Worker:
         return meta
 
     async def chat(self, request: Request) -> Answer:
-        """Answer `/v1/chat/completions`, as a stream if the request asks for it."""
+        """Answer `/v1/chat/completions`, as a stream if the request asks for it. Errors: see Worker."""
         if refusal := self._refusal("chat"):
             return refusal
         chat_request = await _read(request, ChatRequest)
@@ -408,7 +408,7 @@ class Worker:
         return self._generate(chat_request, shape, lambda job: self.engine.stream_chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
-        """Answer `/v1/completions`, as a stream if the request asks for it."""
+        """Answer `/v1/completions`, as a stream if the request asks for it. Errors: see Worker."""
         if refusal := self._refusal("completions"):
             return refusal
         completion_request = await _read(request, CompletionRequest)
@@ -420,7 +420,7 @@ class Worker:
         )
 
     async def embeddings(self, request: Request) -> Answer:
-        """Answer `/v1/embeddings`. Raises RequestError also for `dimensions`, which no engine supports."""
+        """Answer `/v1/embeddings`. RequestError also for `dimensions`, which no engine supports. Errors: see Worker."""
         if refusal := self._refusal("embeddings"):
             return refusal
         embedding_request = await _read(request, EmbeddingRequest)

@@ -71,7 +71,7 @@ _CODES: Final = (
 
 
 def upload_limits(max_file_bytes: int) -> dict[str, int]:
-    """Return the most bytes of a body by path, for documents of `max_file_bytes`."""
+    """Return the largest body in bytes by path, for files of `max_file_bytes`. Other paths are absent."""
     # JSON may take six bytes for one of the text; retrieval itself counts the text.
     return dict.fromkeys(_UPLOAD_PATHS, max_file_bytes * ESCAPED_BYTES + FORM_BYTES)
 

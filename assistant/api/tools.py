@@ -103,8 +103,7 @@ class PostedCalls(RunningForwards):
         """Call the tool that the body of a request names, and return the answer when the call has ended.
 
         The answer has status 200, and `plain_text_response` with the tool's text, or `error` if the tool ran and
-        failed. The client's leaving ends the call: what is returned then is an empty answer,
-        which nobody gets.
+        failed. If the client leaves, the call is ended, and an empty answer is returned, which nobody gets.
 
         Raises:
             RoundhouseError: `gateway_stopping`, after which the tool may have done its work; or as

@@ -83,7 +83,7 @@ _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 class DocumentSearch:
-    """Searches documents by asking the retrieval program. One per gateway: `Services.document_search`."""
+    """Searches documents by asking the retrieval program. One per gateway: `Assistant.document_search`."""
 
     def __init__(self, retrieval: ProgramClient | None) -> None:
         """`retrieval`: an entered client, which its owner leaves; None: retrieval is turned off, so each search

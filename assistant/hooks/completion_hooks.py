@@ -224,7 +224,7 @@ def _drop_own_fields(request: InferenceRequest) -> None:
 
 
 def completion_hooks(completions: StoredCompletions) -> ExchangeHooks:
-    """Return the hooks of requests for chat completions; none if this gateway stores no completions."""
+    """Return the hooks that store chat completions with `store: true`; none if this gateway stores none."""
     if not completions.stores_completions:
         return NO_HOOKS
     hook = partial(_read_store, completions=completions)

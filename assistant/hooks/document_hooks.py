@@ -69,7 +69,8 @@ def _stop_reading(task: asyncio.Task[list[str]], _: Exchange) -> None:
 
 
 def file_hooks(documents: DocumentReader) -> ExchangeHooks:
-    """Return the hooks of requests for every API."""
+    """Return the hooks, for every API, that put the texts of files in their place if the model takes no files;
+    `documents` reads PDFs. Errors: see `find_files` and `DocumentReader.read_texts`."""
     return ExchangeHooks(
         on_request=(ConditionalHook(partial(_read_files, documents=documents), Trigger(parts=FILE_TYPES)),)
     )
@@ -127,7 +128,8 @@ def _own_items(value: object) -> Sequence[object]:
 
 
 def file_search_hooks(documents: DocumentSearch) -> ExchangeHooks:
-    """Return the hooks of requests for responses. Those that load what the request continues must come before."""
+    """Return the hooks for the tool `file_search` of responses: vector stores are searched for the client's last
+    question before an engine is asked. Add them after `response_hooks`, which load the conversation so far."""
     hook = partial(_search_files, documents=documents)
     return ExchangeHooks(on_request=(ConditionalHook(hook, Trigger(frozenset(("tools",)))),))
 
@@ -155,9 +157,9 @@ class AnswerAnnotator(NamedTuple):
         Returns a pause that ends when the search does; None: the request's `rag` is null or false, and is removed.
 
         Raises:
-            RoundhouseError: `invalid_request`: `rag` is wrong, or there is no question. `rate_limit_exceeded`: the
-                request is counted here. The pause raises what `DocumentSearch.search` raises. RecursionError: the
-                request's body is nested too deeply.
+            RoundhouseError: `invalid_request` if `rag` is wrong or there is no question; `rate_limit_exceeded`, since
+                the request is counted here. The pause raises what `DocumentSearch.search` raises.
+            RecursionError: the request's body is nested too deeply.
         """
         request = exchange.request
         options = read_options(request.fields.get(FIELD))
@@ -205,6 +207,6 @@ def grounded_chat_hooks(documents: DocumentSearch) -> ExchangeHooks:
 
 
 def grounded_message_hooks(documents: DocumentSearch) -> ExchangeHooks:
-    """Return the hooks that do the same for Anthropic's messages."""
+    """Return the hooks that ground Anthropic's messages, as `grounded_chat_hooks` does for chat completions."""
     annotator = AnswerAnnotator(documents, annotate_message, AnnotatedMessage)
     return ExchangeHooks(on_request=(ConditionalHook(annotator.search_documents, _GROUNDED),))

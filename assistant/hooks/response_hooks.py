@@ -72,14 +72,14 @@ class BackgroundResponse:
 
     @property
     def saved(self) -> asyncio.Future[None]:
-        """The future of `follow_save`, before which it is an AttributeError. Done when the queued response is stored;
-        its exception says why it cannot be. Await it shielded: cancelling it would cancel the save."""
+        """The future given to `follow_save`; AttributeError before that call. Done when the queued response is stored;
+        its exception says why it cannot be. Await it by `asyncio.shield`: cancelling it would cancel the save."""
         return self._save_future
 
     @property
     def response(self) -> Fields:
-        """The response object as long as the engine's answer has not brought another: `queued`, or `in_progress` once
-        an engine is asked."""
+        """The response object until the engine's answer brings another one: its status is `queued`, or `in_progress`
+        once an engine is asked."""
         if self._exchange.state in _AT_WORK:
             return {**self.queued_response, "status": "in_progress"}
         return self.queued_response
@@ -281,8 +281,7 @@ class ExchangeRun:
     @property
     def saved(self) -> asyncio.Future[None] | None:
         """Done when the response is stored at its beginning; its exception says why it cannot be. Await it shielded.
-        None unless it is made in the background and
-        admission has accepted it."""
+        None unless the response is made in the background and admission has accepted it."""
         return self._background.saved if self._background is not None else None
 
     @property
@@ -418,15 +417,16 @@ class ExchangeRun:
     # AnswerKeeper
 
     def begin_write(self, last_part: bytes) -> ObjectWrite | None:
-        """Begin to store the response when it is complete; None: it is not, or nothing is stored. See AnswerKeeper."""
+        """If the response is complete, begin to store it, and return the write. None: it is not complete, is stored
+        already, or nothing is to be stored. `last_part`: events that its readers did not get yet. See AnswerKeeper."""
         response = self._context.response
         if response is None or self._outcome is not None or not _is_complete(response):
             return None
         return self._begin_store(response, last_part)
 
     def mark_lost(self, error: RoundhouseError) -> bool:
-        """Note that the response is not stored. Return whether it fails by that: it is in the background, or its
-        conversation lacks its items. A response that has failed before stays failed as it is. May be called twice."""
+        """Note that the response is not stored. Return True if it fails by that: it is in the background, or its
+        conversation lacks its items. A response that has failed before stays as it is. May be called twice."""
         context, outcome = self._context, self._outcome
         assert outcome is not None
         if self._fails_unstored is None:
@@ -447,7 +447,7 @@ class ExchangeRun:
         return replace_end(events, self._outcome, self._describe_error(error))
 
     def mark_body(self, body: bytes) -> bytes:
-        """Return the response object with `store: false`."""
+        """Return the final response object as JSON with `store: false`, in place of `body`. Call after `mark_lost`."""
         return encode_json(self._outcome)
 
     def _describe_error(self, error: RoundhouseError) -> Fields:
@@ -523,7 +523,8 @@ def _open_run(exchange: Exchange, _: ModelRoute, responses: StoredResponses, tur
 
 
 def response_hooks(responses: StoredResponses, turn: SocketTurn | None = None) -> ExchangeHooks:
-    """Return the hooks of requests for responses. `turn`: of one request by WebSocket; None: those of all by HTTP."""
+    """Return the hooks by which each request for a response loads what it continues, and stores its response
+    (`ExchangeRun`). `turn`: of one request by WebSocket; None: the hooks are for all requests by HTTP."""
     return ExchangeHooks(on_request=(partial(_open_run, responses=responses, turn=turn),))
 
 

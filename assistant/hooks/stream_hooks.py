@@ -61,7 +61,7 @@ class StreamRun:
         """Bytes that the client was sent before the stream was opened."""
 
     def hooks(self) -> ExchangeHooks:
-        """Return the hooks to add to the exchange, once."""
+        """Return the hooks that open, feed and end the stream. Add them to the exchange, once."""
         return ExchangeHooks(
             before_admission=(self._open,),
             on_admitted=(self._find_run,),

@@ -110,7 +110,7 @@ class LoopMemory:
 
 @dataclass(frozen=True, slots=True)
 class ToolLoops:
-    """What all loops of a gateway share."""
+    """What all loops of a gateway share: what opens rounds, the memory budget, the tools and the stored responses."""
 
     open_inner: OpenInner
     """Opens the rounds."""
@@ -428,5 +428,6 @@ def counted_tool_hooks(runner: ToolRunner) -> ExchangeHooks:
 
 
 def tool_loop_hooks(loops: ToolLoops) -> ExchangeHooks:
-    """Return the hooks of requests for responses, to be added after all that answer or keep a stream themselves."""
+    """Return the hooks that answer a request for a response whose `tools` name MCP servers by a `ToolLoop`. Add them
+    after all hooks that answer the request or keep its stream themselves."""
     return ExchangeHooks(on_request=(ConditionalHook(partial(_open_loop, loops=loops), _TOOLS),))

@@ -68,7 +68,7 @@ ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ToolCaller:
-    """Who calls tools, by one HTTP request."""
+    """Who calls tools by one HTTP request: the caller, its name in the history, tenant, address and request id."""
 
     caller: Caller
     actor: str

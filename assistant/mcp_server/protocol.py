@@ -64,8 +64,8 @@ class CancellableCalls:
 
     @asynccontextmanager
     async def hold(self, key: CallKey | None) -> AsyncIterator[None]:
-        """Let `cancel` end what runs within the context: it gets a CancelledError. None: no message can end it. Of two
-        calls with the same key, which a client must not make, the later one can be ended.
+        """Let `cancel(key)` end what runs within the context, by a CancelledError in it. `key` None: no message can end
+        it. Of two calls with the same key, which a client must not make, the later one can be ended.
 
         Raises:
             CancelledByClientError: when the context is left, if `cancel` was called with the key.

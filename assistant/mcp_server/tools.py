@@ -131,7 +131,7 @@ _SENTENCE_BYTES: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """The answer of one call."""
+    """The answer of one call: JSON fields, the same as text, and whether the call failed (`is_error`)."""
 
     fields: Fields
     """The structured content."""

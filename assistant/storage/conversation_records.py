@@ -170,11 +170,9 @@ def fold_words(query: str) -> tuple[bytes, ...]:
 
 
 def find_hit(text: str, words: tuple[bytes, ...]) -> Hit | None:
-    """Return the first place of the first of `words` in a text that holds all of them; None: it does not.
-
-    `words`: from `fold_words`, at least one. The texts of the hit are in Unicode's normal form KC, with each run of
-    white space as one blank.
-    """
+    """Return where a text first has the first of `words`; None: it lacks one of the words. A word may be a part of a
+    longer one. `words`: from `fold_words`, at least one. The texts of the hit are in Unicode's normal form KC, with
+    each run of white space as one blank."""
     folded = fold_text(text)
     if not all(word in folded for word in words):
         return None
@@ -367,7 +365,7 @@ class ConversationTurn:
 
 
 class Branch(NamedTuple):
-    """The branch of a conversation that a response continues."""
+    """The branch of a conversation that a response continues: its items, and the model that answered last."""
 
     model: str | None
     """Own name of the model that last answered in the conversation; None: none has."""
@@ -514,8 +512,8 @@ def parents_of(items: Sequence[NewItem], first_parent: str | None) -> list[str |
 
 
 def find_outer_parents(items: Sequence[NewItem], parent_ids: Sequence[str | None]) -> dict[str, str]:
-    """Return the ids of parents that no earlier item of the same request has, so that the conversation must have them,
-    each with the path in the request that names it first."""
+    """Return the parents that the conversation must have already, since no earlier item of the same request is that
+    parent: by the parent's id, the path in the request that names it first. `parent_ids`: from `parents_of`."""
     outer_parents: dict[str, str] = {}
     earlier_ids: set[str] = set()
     for index, (item, parent_id) in enumerate(zip(items, parent_ids, strict=True)):
@@ -551,9 +549,9 @@ def measure_branches(links: Iterable[Link], wanted_ids: Iterable[str]) -> dict[s
 def longest_branch(
     items: Sequence[NewItem], parent_ids: Sequence[str | None], outer_sizes: Mapping[str, BranchSize]
 ) -> BranchSize:
-    """Return the most items and the most bytes that a branch through a new item has; each may be another branch's.
+    """Return the most items and most bytes of any branch that ends with a new item; they may be of different branches.
 
-    `outer_sizes`: from `measure_branches`, for every parent that is no new item.
+    `parent_ids`: from `parents_of`. `outer_sizes`: from `measure_branches`, for every parent that is no new item.
     """
     sizes = dict(outer_sizes)
     most_items = most_bytes = 0

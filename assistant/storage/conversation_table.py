@@ -104,7 +104,7 @@ class ListPosition(NamedTuple):
 
 
 class ConversationSearch(NamedTuple):
-    """The conversations that a list has, and their order."""
+    """The conversations that a list has, all of them or those with certain words, and their order."""
 
     words: tuple[bytes, ...] = ()
     """Folded words (`fold_words`) that the title, or the text of one item, must have, all of them. Empty: every

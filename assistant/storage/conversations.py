@@ -214,8 +214,8 @@ class Conversations:
         )
 
     async def delete_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
-        """Delete an item of any branch. Items that followed it then follow its parent; if it was the active item, the
-        parent is. Returns the conversation object.
+        """Delete an item of any branch. Items that followed it then follow its parent, which becomes the active item if
+        the deleted one was. Returns the conversation object.
 
         Raises:
             RoundhouseError: `conversation_not_found`; `conversation_item_not_found`; `conversation_locked` while a

@@ -260,8 +260,8 @@ class StateDatabase:
         expire; None: `clock`.
 
         Raises:
-            NewerDatabaseError, OlderDatabaseError: another version wrote the file. sqlite3.Error, OSError: it cannot be
-                opened, read or written, or another process holds it.
+            NewerDatabaseError, OlderDatabaseError: another version wrote the file.
+            sqlite3.Error, OSError: it cannot be opened, read or written, or another process holds it.
         """
         self._clock = clock
         self._db = open_database(path)
@@ -410,8 +410,7 @@ class StateDatabase:
 
         All of these count as used now. Blocks. Do not call within a transaction. `previous_id`, `conversation_id`: at
         most one is given; None: the request continues none. `start`: the item of the conversation that the response
-        follows; None: the active one. `references`: item ids; those that are not stored are
-        absent from the result.
+        follows; None: the active one. `references`: item ids; those that are not stored are absent from the result.
 
         Raises:
             RoundhouseError: `previous_response_not_found` if the response, one before it, or the conversation that they

@@ -284,7 +284,7 @@ class StoredResponse:
 
 
 class FoundResponse(NamedTuple):
-    """A response that was read."""
+    """A response that was read: its object, and the own name of the model that made it."""
 
     model: str
     """The model's own name."""
@@ -310,7 +310,7 @@ class History(NamedTuple):
 
 
 class HistoryBounds(NamedTuple):
-    """Limits of what a request may continue."""
+    """Limits of what a request may continue: bytes and number of items, and number of responses."""
 
     bytes: int
     """Maximum number of bytes of the items as JSON."""
@@ -439,7 +439,7 @@ class StoredCompletion:
 
 
 class FoundCompletion(NamedTuple):
-    """A chat completion that was read."""
+    """A chat completion that was read: its object, and the own name of the model that made it."""
 
     model: str
     """The model's own name."""

@@ -202,8 +202,8 @@ class StoredResponses:
         return self._running.get(response_id)
 
     def call_when_written(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when everything that was to be stored until now is written, or is lost; at once if the
-        gateway stores nothing."""
+        """Call `callback` once everything that was to be stored until now is written or lost. It is called at once if
+        the gateway stores nothing, and early if too many jobs wait for the store."""
         if self._store is None:
             callback()
             return

@@ -140,9 +140,10 @@ class _BoundTool:
 
 
 class ToolRunner:
-    """Lists the tools that a caller may call, and calls them. Made once, by `create_gateway`; used in its event loop.
+    """Lists the tools that a caller may call, and calls them. One per gateway, made by `Assistant`.
 
-    Run `servers.run` as a task for the life of the gateway, and give each new routing table to `follow_table`.
+    Used in the event loop. Run `servers.run` as a task for the life of the gateway, and give each new routing table to
+    `follow_table`.
     """
 
     def __init__(
@@ -183,8 +184,8 @@ class ToolRunner:
         return sorted((spec for spec in specs if caller.may_call_tool(spec.name)), key=lambda spec: spec.name)
 
     def list_down(self, caller: Caller) -> list[str]:
-        """Return the names of the declared MCP servers that are not connected now, of which the caller may call a tool
-        as far as is known: what a server offered last, or anything that it may offer."""
+        """Return the names of the declared MCP servers that are not connected now, and of which the caller's key may
+        call something: a tool that the server offered last, or whatever it may offer."""
         return [
             status.name
             for status in self._servers.list_status()
@@ -243,11 +244,12 @@ class ToolRunner:
             return ending.take(await _run_within(connection.route.timeout_s, called, asked))
 
     async def read_resource(self, caller: Caller, server: str, uri: str, *, request_id: str) -> list[Fields]:
-        """Return the contents of a resource of an MCP server, in MCP's form (`contents_of`), as `get_prompt` does by
-        the name `SERVER__resources/read`. The resource need not be listed: its address may be made of a template.
+        """Return the contents of a resource of an MCP server, in MCP's form (`contents_of`). For everything else this
+        is a call of the tool `SERVER__resources/read`, as in `get_prompt`. The resource need not be listed: its address
+        may be made of a template.
 
         Raises:
-            RoundhouseError: as `call_tool`; `mcp_server_not_found`; `resource_not_found`: the server says so.
+            RoundhouseError: as `call_tool`; `mcp_server_not_found`; `resource_not_found`, also where none is offered.
         """
         called = f"{server}{SEPARATOR}{READ_RESOURCE}"
         with self._noting(caller, called, {"uri": uri}, request_id) as ending:

@@ -14,7 +14,7 @@ ToolKind = Literal["builtin", "mcp"]
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model and a client see it."""
+    """A tool as a model and a client see it: names, description, schema of the arguments, and whether it writes."""
 
     name: str
     display_name: str
@@ -34,7 +34,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answered."""
+    """What a tool answered: a text for the model, and whether the tool failed."""
 
     text: str
     """What the model reads. `ToolRunner` cuts it at the tool's cap and says so in its last line."""
@@ -84,8 +84,8 @@ def cut_text(text: str, most_bytes: int) -> str:
 
 
 def cut_texts(texts: Sequence[str], most_bytes: int) -> list[str]:
-    """Cut several texts as `cut_text` does, which may have `most_bytes` bytes together: the first of them that does not
-    fit is cut, and those after it are empty."""
+    """Return the texts, cut to `most_bytes` bytes together: the first that does not fit is cut as by `cut_text`, and
+    those after it are empty."""
     kept, left = [], most_bytes
     is_cut = False
     for text in texts:

@@ -89,7 +89,7 @@ def find_percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def describe_values(values: Iterable[float]) -> Distribution | None:
-    """Return the figures of the values; None: there are none."""
+    """Return count, mean, extremes and percentiles of the values, in their unit; None: there are no values."""
     ordered = sorted(values)
     if not ordered:
         return None

@@ -124,7 +124,7 @@ class RagClient:
 
     async def read_tenant(self) -> str:
         """Ask the gateway for which tenant this client asks, and return its name, as the gateway writes it in a header
-        (`?` for what a header cannot carry); empty where the answer names none."""
+        (`?` for what a header cannot carry); empty where the answer names none. Errors: see RagClient."""
         async with self._open("GET", "/v1/documents", params={"limit": "1"}) as answer:
             return answer.headers.get(_TENANT_HEADER, "")
 
@@ -186,16 +186,16 @@ class RagClient:
 
     async def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of `/v1/search`, whose `data` is the list of hits, best first. `request`: the body, as
-        JSON."""
+        JSON. Errors: see RagClient."""
         return await self._ask("POST", "/v1/search", json=request)
 
     async def get_status(self) -> dict[str, Any]:
-        """Return the answer of `/v1/retrieval`: the state of retrieval. Needs a key with the scope `admin`."""
+        """Return the answer of `/v1/retrieval`. Needs a key with the scope `admin`. Errors: see RagClient."""
         return await self._ask("GET", "/v1/retrieval")
 
     async def start_reindex(self) -> dict[str, Any]:
         """Start a reindex in the background, and return the state of retrieval as it began. Needs a key with the scope
-        `admin`."""
+        `admin`. Errors: see RagClient."""
         return await self._ask("POST", "/v1/retrieval/reindex")
 
     async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:

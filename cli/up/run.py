@@ -458,7 +458,7 @@ def lock_and_check(state: Path) -> int:
 
 
 class SupervisedRun:
-    """A run of programs under one supervisor. Making one raises OSError where the state folder does not exist."""
+    """A run of the programs of `specs` under one supervisor. Making one raises OSError without the state folder."""
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings

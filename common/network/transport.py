@@ -154,7 +154,7 @@ class CheckedBackend(httpcore2.NetworkBackend):
 
 
 class OpenBackends:
-    """The backends of one program, so that its end need not wait for sources. Safe for threads."""
+    """All backends of one program, whose connections `interrupt` ends at the program's end. Safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

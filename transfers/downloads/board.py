@@ -305,7 +305,7 @@ def _not_found(download: str) -> RoundhouseError:
 
 
 class StoredFiles:
-    """The files of all downloads. Safe for threads."""
+    """Lists and removes the files that downloads put into the models folder. Safe for threads."""
 
     def __init__(self, board: DownloadBoard, folder: ModelsFolder) -> None:
         self._board = board

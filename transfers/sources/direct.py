@@ -22,7 +22,7 @@ _FOLDER_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9.-]", re.ASCII)
 
 
 class UrlSource:
-    """Describes the one file at an address."""
+    """Resolves a reference to one file at an address: finds its size. The reference has its hash."""
 
     def __init__(self, options: NetworkOptions, policy: RetryPolicy) -> None:
         self._options = options

@@ -311,7 +311,7 @@ class SessionStates:
         self._present = session_id
 
     def count_cached(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of `prompt` were in the cache. Call once the first token of its answer is there."""
+        """Return how many tokens of `prompt` were in the cache. Call only after the first token of its answer."""
         return len(prompt) - (self._evaluated or 0)
 
     def _count_first(self, tokens: Sequence[int]) -> None:
@@ -496,7 +496,7 @@ class LlamaCpp(PromptedEngine, PartialEngine):
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return for each text the model's pooled vector, or the mean over its tokens if the model does not pool,
         scaled to length 1. Raises RequestError for a text that is longer than one batch; nothing is cut. Raises
-        JobCancelledError between texts, once the job is cancelled.embed_texts`."""
+        JobCancelledError between texts, once the job is cancelled."""
         vectors = []
         for text in texts:
             job.check_cancelled()

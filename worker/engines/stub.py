@@ -68,7 +68,7 @@ class Stub:
         return self._stream_answer(request, self.count_tokens(request), job)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Answer the fixed text, whatever the prompt, up to the request's token limit."""
+        """Answer the fixed text up to the token limit. RequestError: several prompts, schema, grammar, `ignore_eos`."""
         check_unconstrained(request, "The stub")
         prompt = request.text_or_tokens
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
@@ -92,7 +92,7 @@ class Stub:
             return [self._words.setdefault(word, len(self._words)) for word in split_words(text)]
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes of each token's word, with the space before it."""
+        """Return the bytes of each token's word, with the space before it. RequestError for an unknown token."""
         with self._lock:
             words = [*self._words]
         if unknown_ids := [token for token in tokens if not 0 <= token < len(words)]:

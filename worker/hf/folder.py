@@ -134,7 +134,7 @@ class HFVocabulary(Vocabulary):
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """See `Vocabulary`; b"" also for an id without a token."""
+        """See `Vocabulary.token_text`; an id without a token gives no bytes, and no error."""
         if token in self._special and not with_special:
             return b""
         if token in self._added:

@@ -41,7 +41,7 @@ _READ_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a child of `supervise` ended."""
+    """How a child of `supervise` ended: asked to or not, after it was ready or not, by which signal or exit code."""
 
     asked_for: bool
     """Whether a signal to this process asked for the end."""
@@ -55,8 +55,8 @@ class Ending:
     """Its exit code; None if a signal killed it. The code is 1 unless the child raised SystemExit."""
 
     def explain(self, name: str, doing: str, cause: str) -> str:
-        """Return one plain line about an end that nobody asked for. `doing`: what `name` did then; `cause`: more about
-        it, for an end other than by SIGKILL."""
+        """Return one plain line about an end that nobody asked for. `name`: of the child. `doing`: what it did then,
+        such as `serving`. `cause`: appended as it is (`: REASON`, or empty), except where SIGKILL ended the child."""
         if self.signal == signal.SIGKILL:
             return f"{name} was killed while {doing}: probably out of memory"
         crashed = "ended" if self.signal is None else f"crashed ({self.signal.name})"

@@ -109,7 +109,7 @@ def server_environment(environment: Mapping[str, str], names: Sequence[str]) -> 
 
 
 def find_error(line: str) -> str | None:
-    """Return what a line of the bridge's own says; None for a line of the server."""
+    """Return the reason in a log line that the bridge itself wrote; None: the MCP server wrote the line."""
     match = re.fullmatch(re.escape(PREFIX) + "(.+)", line.rstrip("\n"))
     return None if match is None else match[1]
 

@@ -154,7 +154,7 @@ class SpaceTrimmer:
         """White space that belongs to the text only if more text follows."""
 
     def trim_text(self, text: str) -> str:
-        """Return the next part of the text."""
+        """Return the next part of the text. White space at its end is held back until more text follows."""
         text = self.held + text
         trimmed_text = text.rstrip()
         self.held = text[len(trimmed_text) :]

@@ -250,10 +250,10 @@ class TemplateForm:
 
 
 class Forms:
-    """The forms of a loaded model's prompts."""
+    """The forms of a loaded model's prompts: one, and one for requests that offer tools."""
 
     def __init__(self, form: Form | None, with_tools: Form | None) -> None:
-        """`with_tools`: the form for requests that offer tools. None: the model has no chat template."""
+        """`form`: for requests without tools; `with_tools`: for those with tools. None: no chat template."""
         self._form = form
         self._with_tools = with_tools
 
@@ -274,11 +274,12 @@ class PromptedEngine:
     forms: Forms
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """See `Vocabulary.tokenize`."""
+        """Return the tokens of a text. `add_special` adds those that a prompt begins or ends with; `parse_special`
+        reads names of special tokens as these tokens."""
         return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """See `Vocabulary.token_texts`."""
+        """Return the bytes of each token, in order, also of special ones. RequestError for an unknown token."""
         return self.vocabulary.token_texts(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:

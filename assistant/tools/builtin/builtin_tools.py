@@ -46,7 +46,7 @@ CALCULATE: Final = ToolSpec(
 
 
 class Calculate:
-    """Evaluates within the event loop: an expression takes some milliseconds at most."""
+    """The tool `calculate`. It evaluates within the event loop: an expression takes some milliseconds at most."""
 
     spec = CALCULATE
 
@@ -79,7 +79,7 @@ CURRENT_TIME: Final = ToolSpec(
 
 
 class CurrentTime:
-    """Tells the time by the gateway's clock."""
+    """The tool `current_time`. It tells the time by the gateway's clock."""
 
     spec = CURRENT_TIME
 
@@ -136,7 +136,7 @@ Search = Callable[[str, SearchRequest, str], Awaitable[SearchResult]]
 
 
 class SearchDocuments:
-    """Asks the retrieval program for documents of the call's `document_tenant`."""
+    """The tool `search_documents`. It asks the retrieval program for documents of the call's `document_tenant`."""
 
     spec = SEARCH_DOCUMENTS
 
@@ -235,7 +235,7 @@ WRITE_FILE: Final = ToolSpec(
 
 
 class FolderTool:
-    """One of the four tools, on its folder. Each call has a process of its own."""
+    """The tool `read_file`, `list_files`, `search_files` or `write_file`. Each call has a process of its own."""
 
     def __init__(self, spec: ToolSpec, folder: str, jobs: JobRunner) -> None:
         """`spec`: one of this module's. `folder`: as declared."""
@@ -271,7 +271,7 @@ class FolderTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolResources:
-    """What built-in tools work with. One serves all of a gateway."""
+    """What built-in tools work with: clock, search, processes and network. One serves all of a gateway."""
 
     clock: Callable[[], float]
     """Unix time in seconds."""
@@ -281,8 +281,8 @@ class ToolResources:
 
 
 def build_tool(route: ToolRoute, resources: ToolResources) -> Tool | None:
-    """Return an enabled tool; None: this gateway does not know it, or its declaration lacks what it needs, or has what
-    this gateway cannot read, of which the log tells."""
+    """Return an enabled tool. None: this gateway does not know it, its declaration lacks the folder, or this gateway
+    cannot read the declaration (logged)."""
     build = _BUILDERS.get(route.name)
     try:
         return None if build is None else build(route, resources)

@@ -80,7 +80,7 @@ class PageProblem(Exception):  # noqa: N818 - it is a problem of the page, which
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a server answered."""
+    """What a server answered: final address, status, media type, and at most `LARGEST_PAGE` bytes of the body."""
 
     url: str
     """After the redirects."""
@@ -274,7 +274,7 @@ class PageNetwork:
         """Fetch a page, or return a result with `is_error` that says why there is none. An answer with a status of an
         error is a page.
 
-        Blocks, until `ending` is interrupted: `timeout_s` bounds each single wait, not the whole.
+        Blocks: call it in `threads`. `timeout_s` bounds each single wait, in seconds; only `ending` ends the whole.
         """
 
         if self.tls is None:
@@ -314,7 +314,7 @@ class FetchEnding:
 
 
 class FetchUrl:
-    """Fetches pages in threads. What the page says is read in a process of its own, where it is HTML."""
+    """The tool `fetch_url`. It fetches pages in threads, and reads the text of HTML in a process of its own."""
 
     spec = SPEC
 

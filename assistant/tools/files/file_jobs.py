@@ -222,9 +222,8 @@ _BINARY_BYTES: Final = 8192
 
 
 def read_file(root: str, path: str, *, first_line: int, last_line: int | None, most_bytes: int) -> str:
-    """Return the text of a file, or of its lines from `first_line` (from 1) to `last_line`, which is included. Of
-    a text longer than `most_bytes`, one byte more, by which the caller sees that there is more. `last_line` None: to
-    the end; one before `first_line`: an empty text.
+    """Return the text of a file: its lines from `first_line` (from 1) to `last_line`, included; None: to the end. Empty
+    if `last_line` is before `first_line`. At most `most_bytes` + 1 bytes: the last one shows that there is more.
 
     `path`: within the folder `root`. Of a longer file, lines of the first `LARGEST_READ` bytes are found. What is no
     UTF-8 becomes replacement characters.

@@ -20,8 +20,7 @@ _LINES: Final = re.compile(r"\s*\n\s*\n\s*")
 def extract_text(markup: str) -> str:
     """Return the text of a page: headings with `#`, list items with `-`, links to `http(s)://` or `/` as
     `[text](address)`, paragraphs separated by blank lines. Programs, styles, drawings and frames are left out, and runs
-    of blanks become one. Malformed markup is read as far as
-    possible."""
+    of blanks become one. Malformed markup is read as far as possible."""
     reader = _Reader()
     reader.feed(markup)
     reader.close()

@@ -164,7 +164,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def describe_excess(self) -> str:
-        """Return what is said of an answer that is too large, and what helps, as clauses without a full stop."""
+        """Return, as clauses without a full stop, that an answer is too large, and what would help."""
         kib, needed_kib = self._max_output_kib, self.most_bytes // (ANSWER_FACTOR * 1024)
         if kib >= MOST_OUTPUT_KIB:
             way_out = f"ask for less; its `max_output_kib` of {kib} is the most"

@@ -50,7 +50,7 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True)
 class OfferedPrompt:
-    """A prompt of a server."""
+    """A prompt of a server, with the arguments that it takes."""
 
     name: str
     description: str
@@ -85,7 +85,7 @@ def _misfit(name: str, reason: str) -> RoundhouseError:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All that a server offers. Immutable."""
+    """All that a server offers: tools, resources and prompts, and why others are left out. Immutable."""
 
     tools: dict[str, OfferedTool] = field(default_factory=dict)
     """By name, with the server's name before it."""
@@ -104,14 +104,14 @@ class ServerContents:
     """The answer of an MCP server to `prompts/get` or `resources/read`, with its texts cut."""
 
     parts: list[Fields]
-    """Messages, or contents, with the fields of MCP that `contents.messages_of` and `contents.contents_of` name."""
+    """Messages, or contents, with the fields of MCP that `server_connection.messages_of` and `contents_of` name."""
     size: int
     """Bytes of all texts, before they were cut, and characters of all binary data in base64."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One declared server as it is now."""
+    """One declared server as it is now: its state, since when, why it is not connected, and what it offers."""
 
     name: str
     state: ServerState

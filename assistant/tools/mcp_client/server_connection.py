@@ -198,7 +198,7 @@ def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
 
 
 def describe_prompt(prompt: Prompt) -> OfferedPrompt:
-    """Return a prompt for lists; long descriptions are cut."""
+    """Return a prompt as lists show it, with at most `MOST_ARGUMENTS` arguments; long descriptions are cut."""
     arguments = tuple(
         PromptArgument(each.name[:LONGEST_NAME], (each.description or "")[:LONGEST_DESCRIPTION], bool(each.required))
         for each in (prompt.arguments or [])[:MOST_ARGUMENTS]
@@ -600,8 +600,8 @@ class ServerConnection:
         return offered, left_out
 
     def offers(self, own_name: str) -> bool:
-        """Return whether the server's declaration names the tool of this name, its own, or `GET_PROMPT` or
-        `READ_RESOURCE`."""
+        """Return whether the server's declaration allows a tool of the server, or lists no tools and so allows all.
+        `own_name`: the server's name for the tool, or `GET_PROMPT` or `READ_RESOURCE`."""
         return self._patterns is None or self._patterns.matches(own_name)
 
     def _forget_client(self) -> None:

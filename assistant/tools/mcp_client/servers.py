@@ -154,7 +154,8 @@ class McpServers:
 
 
 def import_connection() -> type[ServerConnection]:
-    """Return the class of the connections, which is imported with the first server."""
+    """Import and return `ServerConnection`. Call it in a thread: the first call takes a second, and freezes the objects
+    that exist then out of garbage collection (`gc.freeze`)."""
     is_first = _CONNECTION not in sys.modules
     made: type[ServerConnection] = import_module(_CONNECTION).ServerConnection
     if is_first:
