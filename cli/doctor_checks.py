@@ -273,7 +273,7 @@ def check_driver(facts: HostFacts) -> Iterator[Finding]:
         elif wanting:
             yield fault(
                 f"{', '.join(wanting)}: runs on GPUs by its definition, and none can be used: {reason}",
-                "remove `gpus` and `gpu_count` from the definition, or run it on a host with a GPU",
+                "remove `gpus` from the definition, say `device: cpu`, or run it on a host with a GPU",
             )
     if gpus.driver_version is not None and _numbers(gpus.driver_version) < OLDEST_DRIVER:
         yield fault(

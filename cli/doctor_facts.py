@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -146,18 +146,17 @@ def read_docker(
     facts = DockerFacts(daemon.url, runtime)
     if runtime == "process":
         return replace(facts, problem="engines run as processes")
-    try:
-        facts = replace(facts, **daemon.run(lambda client: _describe_engine(client, now)))
-    except RuntimeGoneError as error:
-        return replace(facts, problem=str(error), is_absent=True)
-    except RuntimeUnavailableError as error:
-        return replace(facts, problem=str(error))
-    try:
-        return replace(facts, missing_images=daemon.run(lambda client: _find_missing(client, images)))
-    except RuntimeUnavailableError as error:
-        return replace(facts, unknown_images=str(error))
-    finally:
-        daemon.close()
+    with closing(daemon):
+        try:
+            facts = replace(facts, **daemon.run(lambda client: _describe_engine(client, now)))
+        except RuntimeGoneError as error:
+            return replace(facts, problem=str(error), is_absent=True)
+        except RuntimeUnavailableError as error:
+            return replace(facts, problem=str(error))
+        try:
+            return replace(facts, missing_images=daemon.run(lambda client: _find_missing(client, images)))
+        except RuntimeUnavailableError as error:
+            return replace(facts, unknown_images=str(error))
 
 
 def _describe_engine(client: docker.APIClient, now: float) -> dict[str, Any]:

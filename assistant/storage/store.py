@@ -187,7 +187,7 @@ class StateStore:
 
         return self.submit_job(work_as_one)
 
-    def submit_job(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
+    def submit_job(self, work: Callable[[StateDatabase], T], *, is_bounded: bool = True) -> asyncio.Future[T]:
         """Run `work` in the store's thread, after all jobs and objects that were submitted before it.
 
         The future has the result of `work`. A RoundhouseError that `work` raises is passed on; any other exception

@@ -173,11 +173,12 @@ def parse_body(model: type[_Body], fields: Fields) -> _Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
-    rule = next((each for each in model.model_fields[name].metadata if isinstance(each, Rule)), None)
+    rule = next((each for each in getattr(model.model_fields.get(name), "metadata", ()) if isinstance(each, Rule)), None)
     if rule is None:
         place = ".".join(str(part) for part in first["loc"])
         raise RoundhouseError("invalid_request", f"`{place}`: {first['msg']}.", param=place)
-    text = rule.too_long.format(**first["ctx"]) if rule.too_long and first["type"] == "too_long" else rule.text
+    is_too_long = first["type"] in ("too_long", "string_too_long")
+    text = rule.too_long.format(**first["ctx"]) if rule.too_long and is_too_long else rule.text
     raise RoundhouseError("invalid_request", f"`{name}` {text}.", param=name)
 
 

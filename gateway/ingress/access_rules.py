@@ -83,7 +83,7 @@ class Cors:
         wanted_headers = _header_value(request_headers, b"access-control-request-headers") or b""
         return [
             *self.response_headers(request_headers),
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, DELETE"),
             # Allow whatever the page asks for: SDKs send many headers of their own, and none of them grants access.
             (b"access-control-allow-headers", wanted_headers if _NAMES.fullmatch(wanted_headers) else _ALLOWED),
             (b"access-control-max-age", b"%d" % MAX_AGE_S),

@@ -94,7 +94,7 @@ def refusal_of(route: ModelRoute, now: float, *, is_for_admin: bool = False) -> 
 
 def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:
     """Return why a model is not loaded: its last error in plain words, without network addresses and file paths of the
-    server, or else the reason of its state, without file paths.
+    server, or else the reason of its state, also without them.
 
     None: it is loaded, or no reason is known. `is_for_admin`: with file paths, and with the engine's own words; the
     error has no addresses even then.
@@ -105,7 +105,7 @@ def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:
         error = route.full_error or route.last_error
         return hide_addresses(error) if error else route.reason or None
     if not route.last_error:
-        return hide_paths(route.reason) if route.reason else None
+        return hide_paths(hide_addresses(route.reason)) if route.reason else None
     # An older controller's error has the engine's log on further lines.
     return hide_paths(hide_addresses(route.last_error.strip().partition("\n")[0]))
 

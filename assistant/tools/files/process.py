@@ -55,6 +55,8 @@ def main() -> None:
         answer = {"problem": "It takes too much memory."}
     except OSError as error:
         answer = {"problem": f"The system refuses: {error.strerror}."}
+    except Exception as error:  # noqa: BLE001 - else the gateway would say that a limit ended this process
+        answer = {"problem": f"It failed: {type(error).__name__}."}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + text)
 
 

@@ -11,8 +11,7 @@ import orjson
 
 def json_bytes(value: Any) -> bytes:
     """Return compact JSON in UTF-8. A value that orjson refuses, such as half a surrogate pair or an integer of more
-    than 64 bits, gives ASCII with escapes. NaN and infinite numbers become `null`; in ASCII they become `NaN` and
-    `Infinity`, which other decoders may refuse.
+    than 64 bits, gives ASCII with escapes. NaN and infinite numbers become `null`.
 
     Raises:
         RecursionError: the value is nested too deeply.
@@ -22,7 +21,10 @@ def json_bytes(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:
         # Also integers of more than 64 bits, and more than 254 levels.
-        return json.dumps(value, separators=(",", ":")).encode()
+        text = json.dumps(value, separators=(",", ":"))
+        if "NaN" in text or "Infinity" in text:
+            text = json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
+        return text.encode()
 
 
 def quote_text(text: str) -> bytes:

@@ -218,7 +218,7 @@ def test_a_question_before_the_request_is_answered(rule: Cors, origin: bytes) ->
         rule.response_headers(asking(origin))
     ), "what every answer says"
     assert headers == {
-        b"access-control-allow-methods": b"GET, POST, DELETE",
+        b"access-control-allow-methods": b"GET, HEAD, POST, PUT, DELETE",
         b"access-control-allow-headers": wanted[1],
         b"access-control-max-age": b"600",
     }
