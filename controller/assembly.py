@@ -383,8 +383,9 @@ class Controller:
     async def run_dry_run(self, proposed: ProposedFiles, loads: Sequence[Override] = ()) -> DryRun:
         """Return what proposed desired-state files and declarations, and the statements of `loads`, would change.
         Changes nothing; errors in the content of files and declarations are part of the result. Raises RoundhouseError:
-        `controller_unavailable` before the first observation; `invalid_request` for a name that is no desired-state
-        file's, a file that is too large or no valid Unicode, and a missing file that is to be removed."""
+        `controller_unavailable` before the first observation; `declared_in_files` for a declaration of a model that the
+        files declare; `invalid_request` for a name that is no desired-state file's, a file that is too large or no
+        valid Unicode, and a missing file that is to be removed."""
         current_round, debounced_state = self.admin_service.read_current_state(), self._files.in_force
         assert debounced_state is not None, "what is wanted comes from files"
         return await self._dry_runner.run(

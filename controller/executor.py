@@ -171,8 +171,8 @@ class OperationState:
     def note_released_gpus(
         self, previous_replicas: Iterable[ObservedReplica], replicas: Iterable[ObservedReplica], now: float
     ) -> None:
-        """Note in `left_at` that the GPUs of replicas that ran in the previous observation and no longer run in this
-        one, or have ended in this one and were not in the previous one, were left at `now`, Unix time."""
+        """Note in `left_at` that replicas left their GPUs at `now`, Unix time: those that ran in the previous
+        observation and no longer run in this one, and those that this one is the first to show and that have ended."""
         previous, current = ({each.name: each for each in seen} for seen in (previous_replicas, replicas))
         for name, replica in (current | previous).items():
             had_ended = name in previous and replica.phase is Phase.EXITED
@@ -406,8 +406,8 @@ class Executor:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Cancel all image pulls, and the waits for downloads, which themselves go on, without waiting for their end.
-        Call it when the controller ends, before `wait_until_idle`. What is cancelled stays recorded as under way."""
+        """Cancel all image pulls, and stop waiting for downloads, which go on in `transfers`. Returns at once. Call it
+        when the controller ends, then `wait_until_idle`. What is cancelled stays recorded as under way."""
         for task in (*self._pulls, *self._downloads.values()):
             task.cancel()
 

@@ -349,7 +349,7 @@ class MemorySampler:
 
     def get_held_memory(self, name: str) -> HeldMemory | None:
         """Return the most memory that the replica of this name was observed to hold, also by an earlier controller;
-        None: see `MemoryHistory.held_memory`."""
+        None: it was never observed, or its record was dropped in favour of later loads."""
         return self._held.get(name) or self._history.held_memory(name)
 
     @property
@@ -452,8 +452,7 @@ class MemorySampler:
 
     def _per_gpu_mib(self, replica: ObservedReplica, gpus: tuple[Gpu, ...]) -> int | None:
         """Return the MiB of the GPU of which the replica holds the most; None if it has no GPU, or if the use of one of
-        them is not known.
-        """
+        them is not known."""
         held_mib = [self._held_mib(gpu, replica.name) for gpu in gpus if gpu.uuid in replica.claims]
         return max((mib for mib in held_mib if mib is not None), default=None) if None not in held_mib else None
 
@@ -523,7 +522,6 @@ class MemorySampler:
 
 def _is_serving(replica: ObservedReplica, model: DesiredModel) -> bool:
     """Return whether the replica is ready and runs the model's present definition. The parameters of an older one are
-    no longer known, so its memory could not be attributed to them.
-    """
+    no longer known, so its memory could not be attributed to them."""
     is_ready = replica.phase is Phase.RUNNING and replica.health is Health.READY
     return model.runs and model.replicas > 0 and is_ready and replica.id.spec_hash == model.spec_hash

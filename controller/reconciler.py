@@ -334,8 +334,7 @@ class Reconciler:
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:
         """Return the observation with this round's drains and operations added, so that leaving replicas lose their
-        routes at once.
-        """
+        routes at once."""
         replicas = []
         for replica in observed.replicas:
             drain = self._memory.drains.get(replica.name)

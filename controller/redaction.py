@@ -89,8 +89,7 @@ def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) ->
 
 def mask_field(name: str, value: Any) -> JsonValue:
     """Return the value of one field with its secrets masked. Prefer `mask_fields`, which also masks the secrets of one
-    field where another field contains them.
-    """
+    field where another field contains them."""
     return mask_fields({name: value})[name]
 
 

@@ -217,8 +217,7 @@ def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[
 
 def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
     """Report models that cannot start as declared, and images and models that cannot be fetched. Every round checks
-    these again; each failure is reported once.
-    """
+    these again; each failure is reported once."""
     known_preflights = before.observed.preflights if before is not None else {}
     for (model, spec_hash), result in sorted(after.observed.preflights.items(), key=lambda item: item[0]):
         known_preflight = known_preflights.get((model, spec_hash))
@@ -318,8 +317,7 @@ def _applied_gaps(finished_round: Round) -> Iterator[tuple[tuple[str, str], Figu
 
 def _gpu_events(before: ObservedState | None, after: ObservedState) -> Iterator[NewEntry]:
     """Report each GPU that cannot be read once, even if the reason changes later, and once more when it can be read
-    again.
-    """
+    again."""
     known_gpus = {gpu.label: gpu for gpu in before.unread_gpus} if before is not None else {}
     for gpu in after.unread_gpus:
         if gpu.label not in known_gpus:

@@ -39,8 +39,8 @@ class ServerAddress:
 def build_permissions(
     desired: DesiredState, addresses: Mapping[str, ServerAddress]
 ) -> tuple[tuple[Key, ...], tuple[ToolRoute, ...], tuple[McpServerRoute, ...]]:
-    """Return the API keys, the tools and the MCP servers for the routing table. `addresses`: see
-    `build_mcp_servers`."""
+    """Return the API keys, the tools and the MCP servers for the routing table, each in name order. `addresses`: where
+    MCP servers with a `command` answer, by name, as `find_addresses` finds; a missing one counts as not started."""
     servers = build_mcp_servers(desired.mcp_servers, addresses)
     return build_keys(desired.keys), build_tools(desired.tools), servers
 
@@ -48,9 +48,8 @@ def build_permissions(
 def find_addresses(
     observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Callable[[str], str | None]
 ) -> dict[str, ServerAddress]:
-    """Return where the MCP servers answer that the controller runs, by server name. A server without a ready replica
-    gets an address without `url`, with the reason. `tokens` maps the name of a replica to its token; None: it has
-    none."""
+    """Return by name where each MCP server answers that the controller runs. A server without a ready replica gets an
+    address without `url`, with the reason. `tokens` returns the token of a replica by its name; None: it has none."""
     addresses: dict[str, ServerAddress] = {}
     for status in statuses:
         if not status.name.startswith(REPLICA_PREFIX):
@@ -71,8 +70,8 @@ def find_addresses(
 
 
 def read_addresses(table: RoutingTable | None) -> dict[str, ServerAddress]:
-    """Return the addresses in a routing table, by server name, for when nothing can be observed; None: there are
-    none."""
+    """Return the addresses of MCP servers in a routing table, by name; none for None. It stands in for `find_addresses`
+    while nothing can be observed."""
     servers = table.mcp_servers if table is not None else ()
     return {
         each.name: ServerAddress(each.url, each.replica, each.token, each.reason, each.is_expected) for each in servers
@@ -155,7 +154,7 @@ def build_routes(
     longest_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ModelRoute, ...]:
     """Return one route per declared model, in the order of `statuses`. Models that are no longer declared get none, nor
-    do MCP servers that the controller runs (see `controller.routing_table`).
+    do replicas of MCP servers.
 
     A model that is not `loaded` by its status gets a route without endpoints. `tokens` is called with the name of each
     replica, or of a remote model, that gets an endpoint. `remote_probes` maps remote models to what gateways probe,

@@ -385,8 +385,7 @@ class ObservedReplica:
     figures: AppliedFigures = field(default_factory=AppliedFigures)
     """What the ready engine reports of its own configuration."""
     system_first: bool = False
-    """Whether the model's chat template accepts system messages only at the beginning, as the ready engine reports
-    it."""
+    """Whether the model's chat template accepts system messages only at the beginning, as the ready engine reports."""
     kv_cache_tokens: int | None = None
     """Capacity of the KV cache in tokens, from the engine's metrics. None means that the metrics do not have it."""
     is_preempting: bool = False

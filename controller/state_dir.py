@@ -124,7 +124,7 @@ class Epoch(BaseModel):
 
 
 class LastGateway(BaseModel):
-    """The file last-gateway.json. `process` None: the gateway has said goodbye."""
+    """The file last-gateway.json: the process of the gateway that was accepted last; None: it has said goodbye."""
 
     schema_version: int = SCHEMA_VERSION
     process: GatewayProcess | None = None
@@ -239,8 +239,8 @@ class StateDir:
         _write_file(self.folder / MEMORY_NAME, memory)
 
     def load_gateway(self) -> GatewayProcess | None:
-        """Read which gateway's process was taken last; None: it has said goodbye, or the file is gone or cannot be
-        read, which is logged. Blocks."""
+        """Return the gateway's process that was accepted last; None: it has said goodbye, or the file is gone or cannot
+        be read, which is logged. Blocks."""
         try:
             stored = _read_file(self.folder / LAST_GATEWAY_NAME, LastGateway)
         except StateError as error:
@@ -249,8 +249,8 @@ class StateDir:
         return None if stored is None else stored.process
 
     def save_gateway(self, process: GatewayProcess | None) -> bool:
-        """Store which gateway's process is taken, and return whether that is done. Blocks. Failed writes in a row are
-        logged once, and raise nothing."""
+        """Store which gateway's process is accepted (None: the last one said goodbye), and return whether that is done.
+        Blocks. A failed write raises nothing; the first of several in a row is logged."""
         try:
             _write_file(self.folder / LAST_GATEWAY_NAME, LastGateway(process=process))
         except OSError as error:

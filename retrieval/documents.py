@@ -68,8 +68,8 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFields:
-    """What a client sends with a document's content. Nothing is checked here; `accept_document` does it. A field that
-    is None was not sent."""
+    """What a client sends with a document's content. A field that is None was not sent. Nothing is checked here;
+    `accept_document` checks the metadata and that the overlap fits the size of chunks."""
 
     id: str | None = None
     """None: `doc-` and the beginning of the content's SHA-256, so that the same content has the same id."""
@@ -187,15 +187,13 @@ class DocumentService:
         raise AssertionError("a document is followed until it is ready or failed")
 
     async def find_document(self, key: DocumentKey) -> Document:
-        """Return a document as clients see it."""
+        """Return a document as clients see it. Raises RoundhouseError `document_not_found`, and sqlite3.Error."""
         return self._view(await self._find(key))
 
     async def follow_document(self, key: DocumentKey) -> AsyncIterator[Document]:
         """Yield the document as it is, and again after changes, until its newest version is `ready` or `failed`, which
-        is yielded last. Changes in quick succession may come as one.
-
-        Raises RoundhouseError `document_not_found`, also once the document is deleted.
-        """
+        is yielded last. Changes in quick succession may come as one. Raises RoundhouseError `document_not_found`, also
+        once the document is deleted, and sqlite3.Error if the catalog cannot be read."""
         with self._changes.follow_document(key) as changed:
             while True:
                 changed.clear()
@@ -218,11 +216,8 @@ class DocumentService:
     ) -> DocumentPage:
         """Return up to `limit` documents of a space whose newest version has that status and metadata that match
         `filter` (None: any), oldest first if `is_ascending`, else newest first. `after`: only those that follow the
-        document with that id; None: from the first on.
-
-        `status` None: any. Raises RoundhouseError `invalid_request` if `after` is not the id of a document of the
-        space.
-        """
+        document with that id; None: from the first on. `status` None: any. Raises RoundhouseError `invalid_request` if
+        `after` is not the id of a document of the space, and sqlite3.Error if the catalog cannot be read."""
 
         found, has_more = await self.list_stored(
             tenant,
@@ -285,14 +280,15 @@ class DocumentService:
 
     async def delete_space(self, tenant: str, space: str) -> int:
         """Delete all documents of a tenant's space with all their versions. When this returns, no search that begins
-        finds them. Return how many there were, perhaps 0; an unknown space is no error."""
+        finds them. Return how many there were, perhaps 0; an unknown space is no error. Raises RoundhouseError
+        `storage_full` or `storage_failed`, after which nothing is deleted."""
         count = await self._write(lambda db: delete_documents(db, tenant, space))
         self._note_deleted(tenant)
         return count
 
     async def list_tenants(self, tenant: str | None) -> list[TenantTotals]:
-        """Return how much tenants have stored, by name; `tenant` None: all tenants. A tenant without documents is
-        missing in the list."""
+        """Return how much tenants have stored, sorted by name; `tenant` None: all tenants. A tenant without documents
+        is missing in the list. Raises sqlite3.Error if the catalog cannot be read."""
         return await self._catalog.read(lambda db: list_tenants(db, tenant))
 
     async def delete_tenant(self, tenant: str) -> int:
@@ -315,7 +311,7 @@ class DocumentService:
 
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:
         """Return up to `limit` chunks of the visible version from the ordinal `first` (from 0) on, and whether more
-        follow. There are no chunks if no version is visible."""
+        follow; none if no version is visible. Raises RoundhouseError `document_not_found`, and sqlite3.Error."""
         document = await self._find(key)
         live = document.live
         if live is None:
@@ -325,7 +321,7 @@ class DocumentService:
 
     async def read_text(self, key: DocumentKey) -> bytes:
         """Return the text of the visible version in UTF-8. Raises RoundhouseError `document_not_found` if there is no
-        such document, or no visible version of it."""
+        such document, or no visible version of it; sqlite3.Error if the catalog cannot be read."""
         document = await self._find(key)
         live = document.live
         text = None if live is None else await self._catalog.read(lambda db: read_text(db, live))
@@ -335,7 +331,7 @@ class DocumentService:
 
     async def find_original(self, key: DocumentKey) -> tuple[Path, StoredDocument]:
         """Return the path of the newest version's original, and the document. The file may be removed at any time after
-        the document was deleted or replaced."""
+        the document was deleted or replaced. Raises RoundhouseError `document_not_found`, and sqlite3.Error."""
         document = await self._find(key)
         return self._originals.path_of(document.newest.sha256), document
 
@@ -378,7 +374,7 @@ class DocumentService:
 
 
 def check_content(incoming: IncomingOriginal) -> None:
-    """Raise RoundhouseError `document_empty` for a file without content."""
+    """Raise RoundhouseError `document_empty` if nothing was written to `incoming`."""
     if not incoming.bytes:
         raise RoundhouseError("document_empty", "The document is empty.")
 

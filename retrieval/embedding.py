@@ -135,7 +135,9 @@ class GatewayModelClient:
         await self._session.close()
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """As `ModelClient` says. All texts go in one request to `/v1/embeddings`."""
+        """Return one finite vector per text, in their order, from one request to `/v1/embeddings`. `texts` must not be
+        empty. `is_background`: other requests of the model go first. Raises ModelUnavailableError if a later try may
+        succeed, else ModelRefusedError or its subclass TextTooLongError."""
         body = {"model": model, "input": list(texts), "encoding_format": "base64"}
         answer = await self._ask("/v1/embeddings", body, is_background=is_background)
         try:
@@ -147,7 +149,9 @@ class GatewayModelClient:
         return vectors
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """As `ModelClient` says. All passages go in one request to `/v1/rerank`."""
+        """Return a finite score per passage, in their order, higher is better, from one request to `/v1/rerank`.
+        `passages` must not be empty. Raises ModelUnavailableError if a later try may succeed, else ModelRefusedError.
+        """
         body = {"model": model, "query": query, "documents": list(passages), "top_n": len(passages)}
         answer = await self._ask("/v1/rerank", body, is_background=False)
         try:

@@ -118,7 +118,7 @@ class FileService:
         return file
 
     async def find_file(self, tenant: str, file_id: str) -> StoredFile:
-        """Return a file. Raises RoundhouseError `file_not_found`, also once the file has expired."""
+        """Return a file. Raises RoundhouseError `file_not_found`, also once it has expired, and sqlite3.Error."""
         now = self._clock.read_earliest()
         file = await self._catalog.read(lambda db: find_file(db, tenant, file_id, now))
         if file is None:
@@ -129,10 +129,8 @@ class FileService:
         self, tenant: str, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
         """Return up to `limit` files of a tenant that have not expired, oldest first if `is_ascending`, else newest
-        first, and whether more follow. `after`: only those that follow the file with that id; None: from the first on.
-        `purpose` None: any.
-
-        Raises RoundhouseError `invalid_request` if the tenant has no file `after`.
+        first, and whether more follow. `after`: only those after the file with that id; None: from the first on.
+        `purpose` None: any. Raises RoundhouseError `invalid_request` if the tenant has no file `after`; sqlite3.Error.
         """
         now = self._clock.read_earliest()
         try:
@@ -148,8 +146,8 @@ class FileService:
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file, also an expired one, with its documents in all vector stores; then remove its original unless
-        something else needs it. Raises RoundhouseError `file_not_found`, also for a second call. An original that
-        cannot be removed stays until the next start."""
+        something else needs it. Raises RoundhouseError `file_not_found`, also for a second call, and sqlite3.Error. An
+        original that cannot be removed raises nothing, and stays until the next start."""
         sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
         if sha256 is None:
             raise file_not_found(file_id)
@@ -231,13 +229,13 @@ class VectorStoreService:
         return await self._view(store)
 
     async def get_store(self, tenant: str, store_id: str) -> VectorStoreObject:
-        """Return a vector store, also an expired one."""
+        """Return a vector store, expired or not. Raises RoundhouseError `vector_store_not_found`, and sqlite3.Error."""
         return await self._view(await self._find(tenant, store_id))
 
     async def list_stores(self, tenant: str, page: PageRequest) -> tuple[list[VectorStoreObject], bool]:
         """Return a page of the tenant's vector stores, expired ones included, in the order that `page` asks for, and
         whether there are more behind it (with `before`: ahead of it). Raises RoundhouseError `invalid_request` if the
-        page's cursor is the id of no vector store of the tenant."""
+        page's cursor is the id of no vector store of the tenant, and sqlite3.Error."""
         try:
             stores, has_more = await self._catalog.read(lambda db: list_stores(db, tenant, page))
         except LookupError:
@@ -246,10 +244,8 @@ class VectorStoreService:
 
     async def change_store(self, tenant: str, store_id: str, change: VectorStoreChange) -> VectorStoreObject:
         """Change those fields of a vector store that the client sent (null clears one), and return it. Counts as
-        activity, so that an expired one is in use again; files that were deleted meanwhile do not come back.
-
-        Raises RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata.
-        """
+        activity, so that an expired one is in use again; files that were deleted meanwhile do not come back. Raises
+        RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata; and sqlite3.Error."""
         store = await self._find(tenant, store_id)
         check_metadata(change.metadata or {}, _METADATA)
         named = change.model_fields_set
@@ -265,17 +261,16 @@ class VectorStoreService:
 
     async def delete_store(self, tenant: str, store_id: str) -> None:
         """Delete a vector store, its batches, and what it has made of its files; the files stay. When this returns, no
-        search that begins finds them. Raises RoundhouseError `storage_full` or `storage_failed`, too."""
+        search that begins finds what it held. Raises RoundhouseError `vector_store_not_found`, `storage_full` or
+        `storage_failed`, and sqlite3.Error."""
         await self._find(tenant, store_id)
         await self._documents.delete_space(tenant, store_id)
         await self._catalog.write(lambda db: forget_store(db, tenant, store_id))
 
     async def use_store(self, tenant: str, store_id: str) -> None:
-        """Note that a vector store is used now, so that it expires later. Call before a search in it.
-
-        Raises RoundhouseError `vector_store_not_found`, or `vector_store_expired` for an expired one, which stays
-        expired.
-        """
+        """Note that a vector store is used now, so that it expires later. Call before a search in it. Raises
+        RoundhouseError `vector_store_not_found`, or `vector_store_expired` for one that has expired, which stays so;
+        and sqlite3.Error."""
         store, now = await self._find(tenant, store_id), self._clock.read_latest()
         if store.expires_at is not None and store.expires_at < self._clock.read_earliest():
             message = f"The vector store {store_id} has expired."
@@ -299,7 +294,8 @@ class VectorStoreService:
         return await self.get_file(tenant, store_id, new.file_id)
 
     async def get_file(self, tenant: str, store_id: str, file_id: str) -> VectorStoreFile:
-        """Return a file of a vector store."""
+        """Return the status and attributes of a file in a vector store. Raises RoundhouseError
+        `vector_store_not_found`, or `file_not_found` if the vector store does not have the file; and sqlite3.Error."""
         return await self._view_file(await self._find_document(tenant, store_id, file_id))
 
     async def list_files(
@@ -307,7 +303,8 @@ class VectorStoreService:
     ) -> tuple[list[VectorStoreFile], bool]:
         """Return a page of a vector store's files in the order of their addition that `page` asks for, and whether
         there are more behind it (with `before`: ahead of it). `status`: only files with this status of OpenAI's; None:
-        all. Raises RoundhouseError `invalid_request` if the page's cursor is the id of no file of the vector store."""
+        all. Raises RoundhouseError `vector_store_not_found`, or `invalid_request` if the page's cursor is the id of no
+        file of the vector store; and sqlite3.Error."""
         await self._find(tenant, store_id)
         documents, has_more = await self._documents.list_stored(
             tenant,
@@ -337,13 +334,14 @@ class VectorStoreService:
 
     async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
         """Remove a file from a vector store; the file itself stays. When this returns, no search that begins finds it.
-        Raises RoundhouseError `storage_full` or `storage_failed`."""
+        Raises RoundhouseError `vector_store_not_found`, `file_not_found`, `storage_full` or `storage_failed`;
+        sqlite3.Error."""
         document = await self._find_document(tenant, store_id, file_id)
         await self._documents.delete_document(document.key)
 
     async def read_text(self, tenant: str, store_id: str, file_id: str) -> str:
-        """Return the text that was extracted from a file. Raises RoundhouseError `document_not_found` if the file is
-        not searchable yet."""
+        """Return the text that was extracted from a file. Raises RoundhouseError `vector_store_not_found`,
+        `file_not_found`, or `document_not_found` if the file is not searchable yet; and sqlite3.Error."""
         document = await self._find_document(tenant, store_id, file_id)
         return (await self._documents.read_text(document.key)).decode()
 
@@ -371,13 +369,15 @@ class VectorStoreService:
         return await self._view_batch(batch)
 
     async def get_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
-        """Return a batch with its files by status now."""
+        """Return a batch with its files by status now. Raises RoundhouseError `vector_store_not_found`, also for an
+        unknown batch, and sqlite3.Error."""
         return await self._view_batch(await self._find_batch(tenant, store_id, batch_id))
 
     async def cancel_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
         """Stop indexing those files of a batch that are in progress, and return the batch. The status of these files
         becomes `cancelled`; an older version of such a file stays searchable. Other files stay as they are, so a call
-        for a batch that is done changes nothing."""
+        for a batch that is done changes nothing. Raises RoundhouseError `vector_store_not_found`, also for an unknown
+        batch, and sqlite3.Error."""
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
         await self._catalog.write(lambda db: cancel_versions(db, keys))
@@ -388,8 +388,8 @@ class VectorStoreService:
     ) -> tuple[list[VectorStoreFile], bool]:
         """Return a page of the files of a batch, by their places in it, and whether there are more behind it (with
         `before`: ahead of it); those that were removed since are missing. `status`: only files with this status of
-        OpenAI's; None: all. Raises RoundhouseError `invalid_request` if the page's cursor is the id of no file of the
-        batch."""
+        OpenAI's; None: all. Raises RoundhouseError `vector_store_not_found`, also for an unknown batch, and
+        `invalid_request` if the page's cursor is the id of no file of the batch; and sqlite3.Error."""
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
         found = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])

@@ -34,8 +34,8 @@ class FilterError(ValueError):
 class Comparison:
     """One condition on one attribute of a document: `gt` means that the attribute is greater than the value.
 
-    An attribute with a list matches where one of its values does, and matches `ne` and `nin` only where none of its
-    values equals. A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as
+    An attribute with a list matches where one of its values does, but `ne` and `nin` only where none of them equals one
+    of `values`. A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as
     64-bit floats, as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits. Where numbers with
     fractions of more than 15 digits differ in their last bit alone, a vector store may order them either way.
     """
@@ -52,7 +52,7 @@ class Combination:
 
     operator: Literal["and", "or"]
     filters: Sequence[Filter]
-    """Empty only for a `{}` that a request has among the filters of a combination: `and`, which matches everything."""
+    """Empty only for `{}` within a combination of a request: then the operator is `and`, and every document matches."""
 
 
 Filter = Comparison | Combination

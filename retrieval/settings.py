@@ -21,8 +21,8 @@ from contract.documents import SearchLanguage
 
 
 class RetrievalSettings(ProgramSettings):
-    """Every setting of retrieval. An overlap of chunks above half of their size is a ValidationError, too. No file is
-    looked at, and no server is asked."""
+    """Every setting of retrieval, from the environment variables `ROUNDHOUSE_...`. A wrong value, and an overlap of
+    chunks above half of their size, is pydantic's ValidationError. No file is looked at, and no server is asked."""
 
     state: StateFolder = Path("state")
     retrieval_listen: str = Field(

@@ -479,9 +479,9 @@ class AdminService:
         who asks, for the journal. `restart` allows new values for a model that is loaded or loading.
 
         Raises:
-            RoundhouseError: `unknown_model`; `invalid_load_request` for wrong fields, too many replicas, or values for
-                a loaded or loading model without `restart`; `state_conflict` while the model is being unloaded;
-                `controller_unavailable` before the first observation.
+            RoundhouseError: `unknown_model`; `invalid_load_request` for wrong fields, fields that no request may set,
+                too many replicas, or values for a loaded or loading model without `restart`; `state_conflict` while the
+                model is being unloaded; `controller_unavailable` before the first observation.
         """
         standing = self._read_standing(name)
         override = self.propose_load(name, params, replicas, restart=restart, actor=actor)
@@ -497,8 +497,9 @@ class AdminService:
     def propose_load(
         self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool, actor: str
     ) -> Override | None:
-        """Return the statement that a load would put into force; None: it would change nothing. Nothing is changed. The
-        arguments are those of `load_model`, which raises what this does."""
+        """Return the statement that `load_model` with these arguments would put into force; None: it would change
+        nothing. Changes nothing. Raises the RoundhouseErrors of `load_model`: `unknown_model`, `invalid_load_request`,
+        `state_conflict` and `controller_unavailable`."""
         standing = self._read_standing(name)
         override = decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
         if override is not None and (fault := self._files.find_load_fault(override.model, override.params)) is not None:

@@ -49,8 +49,8 @@ DownloadId = Annotated[
 
 
 def declare_downloads(app: FastAPI, downloads: DownloadService, files: ModelFileService) -> None:
-    """Add the routes `/v1/admin/downloads...` and `/v1/admin/models/files` to `app`. Call before
-    `admin_models.declare`, whose route of one model would match the latter too."""
+    """Add the routes `/v1/admin/downloads...` and `/v1/admin/models/files` to `app`. Call it before `declare_models`,
+    whose route of one model matches the latter path too."""
     _declare_orders(app, downloads)
     _declare_downloads(app, downloads)
     _declare_files(app, files)

@@ -177,8 +177,8 @@ def _row(model: AdminModel, is_done: bool) -> Response:
 
 
 def declare_logs(app: FastAPI, service: AdminService, logs: LogReader) -> None:
-    """Add the route `/v1/admin/models/{name}/logs` to `app`. Call before `admin_models.declare`, whose route of one
-    model would match its paths too."""
+    """Add the route `/v1/admin/models/{name}/logs` to `app`. Call it before `declare_models`, whose route of one model
+    matches its paths too."""
 
     @app.get(
         "/v1/admin/models/{name:path}/logs",

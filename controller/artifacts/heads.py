@@ -35,9 +35,9 @@ class ArtifactError(ValueError):
 
 
 def show_text(text: str) -> str:
-    """Return a text from a model file in a form that is safe in an error message: at most 100 characters
-    (`LONGEST_SHOWN`) and `...`, and, where a character is not printable (control characters, lone surrogates, direction
-    marks), all in ASCII with escapes and in quotes."""
+    """Return a text from a model file in a form that is safe in an error message: cut to 100 characters
+    (`LONGEST_SHOWN`) and `...` if it is longer. A text with unprintable characters (control characters, lone
+    surrogates, direction marks) is first turned into quoted ASCII with escapes, as by `ascii`."""
     shown = text if text.isprintable() else ascii(text[:LONGEST_SHOWN])
     return shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "..."
 
@@ -223,8 +223,7 @@ def head_length(data: bytes, size: int) -> int:
 
 def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
     """Sum the bytes of a safetensors file's tensors by element type, in lower case (`bf16`). `head` is the JSON header,
-    `data_size` the number of bytes after it. Raises ArtifactError where the header is damaged or the file is cut
-    off."""
+    `data_size` the number of bytes after it. Raises ArtifactError if the header is damaged or the file is cut off."""
     sums: dict[str, int] = {}
     for name, tensor in json_object(head).items():
         if name == "__metadata__":
@@ -447,8 +446,7 @@ class GgufHead:
     lengths: Mapping[str, int]
     """Size of what `fields` leaves out: the number of elements of an array, the number of bytes of a text."""
     tensors: Mapping[str, tuple[int, tuple[int, ...]]]
-    """Tensor name to the offset of its data, counted from `data_start`, and its dimensions, the fastest-varying
-    first."""
+    """Tensor name to the offset of its data from `data_start`, and its dimensions, the fastest-varying first."""
     data_start: int
     """Offset in the file at which tensor data begins."""
     longest_token: int | None = None

@@ -100,8 +100,8 @@ ROUTE_ENDINGS: Final = ("/status", "/benchmark")
 
 
 def find_name_warnings(definitions: Mapping[str, Definition]) -> list[tuple[str, str]]:
-    """Return a warning for each name and alias that ends with `/status` or `/benchmark`, as routes of another model do:
-    pairs of the model's name and the warning, in order of model names; empty: there is none."""
+    """Return pairs of a model's name and a warning, in order of model names, for each name and alias that ends with
+    `/status` or `/benchmark`: its path in the API is also that of another model's status or benchmark."""
     return [
         (model, _describe_hidden_route(name, ending))
         for model, definition in sorted(definitions.items())
@@ -142,8 +142,7 @@ class ParsedFolder:
     problems: tuple[Problem, ...] = ()
     """Problems of the files, with secrets masked."""
     digest: str = ""
-    """Digest of the declarations. Layout, comments and the distribution over files do not count. Empty with
-    problems."""
+    """Digest of the declarations. Layout, comments and distribution over files do not count. Empty with problems."""
 
     @property
     def is_valid(self) -> bool:
@@ -190,8 +189,7 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
 
 def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
     """Merge and validate documents that `read_documents` returned for this snapshot. `roots` are absolute. Never
-    raises: every fault is a problem of the result, with secrets masked. One problem makes the result declare
-    nothing."""
+    raises: every fault is a problem of the result, with secrets masked. With a problem the result declares nothing."""
     problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
     tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):

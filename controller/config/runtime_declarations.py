@@ -284,8 +284,8 @@ def combine_declarations(
 def request_rules(
     files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots, trusted: frozenset[str]
 ) -> RequestRules:
-    """Return what the fields of runtime declarations may say beside these files and declarations. `roots` are
-    absolute."""
+    """Return the rules for the fields of runtime declarations, beside these files and declarations. `roots` are
+    absolute; `trusted` names the fields that may have any valid value."""
     sources = [each.fields.get("source") for each in declarations.models.values()]
     return RequestRules(roots, trusted, list_declared_names(files.definitions.values(), sources))
 
@@ -298,8 +298,9 @@ def check_declaration(
     roots: ModelRoots,
     trusted: frozenset[str] = frozenset(),
 ) -> CheckedDeclaration:
-    """Return what the runtime declaration of this kind and name, which `declarations` contains, is worth beside the
-    other declarations. `roots` and `trusted`: see `combine_declarations`. Never raises."""
+    """Check the runtime declaration of this kind and name, which `declarations` must contain, beside the files and the
+    other declarations. Return its problems; without problems, the paths that the caller must still look up. `roots` are
+    absolute; `trusted` names the fields that may have any valid value. Never raises."""
     prefix = field_name((kind, name))
     combined = combine_declarations(files, declarations, roots, trusted)
     problems = tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))

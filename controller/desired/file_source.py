@@ -39,8 +39,7 @@ def check_request(
     trusted: frozenset[str],
 ) -> tuple[Problem, ...]:
     """Return the problems, with secrets masked, that the runtime declaration of this kind and name, which
-    `declarations` contains, has beside the other declarations; empty: it can be put. Blocks on the disk. Never
-    raises."""
+    `declarations` contains, has beside the other declarations; empty: it can be put. Blocks. Never raises."""
     checked = check_declaration(files, declarations, kind, name, roots, trusted)
     outside = find_outside_paths(roots, checked.paths)
     return checked.problems or tuple(
@@ -76,8 +75,8 @@ def find_placed_sources(models_folder: Path, sources: Iterable[str]) -> dict[str
 def place_models(
     models_folder: Path, definitions: Mapping[str, Definition], raw_fields: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Definition], dict[str, str]]:
-    """Return the definitions whose files are looked for under paths, with these paths, and the models whose files must
-    be downloaded first, with their sources; both by model name. `raw_fields`: the fields as declared. Blocks."""
+    """Return by model name the definitions of models that need no download, with paths in place of sources, and the
+    sources of models whose files must be downloaded first. `raw_fields`: the fields as declared. Blocks."""
     sources = find_placed_sources(models_folder, list_sources(definitions.values()))
     placed: dict[str, Definition] = {}
     missing: dict[str, str] = {}

@@ -100,8 +100,8 @@ GATEWAYS_HEARD: Final = 64
 class DemandLedger:
     """Demand for autoload models and evictions, by model name. Demand is the Unix time of the last request that makes a
     model wanted; an eviction ends it, and the next request ends the eviction, so a model has at most one of them. Both
-    are in the stored state. What the 64 gateways heard last reported before is not, and is forgotten with the
-    controller. `clock` gives Unix time."""
+    are in the stored state. The last reports of gateways are kept in memory alone, of 64 gateways (`GATEWAYS_HEARD`) at
+    most. `clock` gives Unix time."""
 
     def __init__(self, persistence: StatePersistence, clock: Callable[[], float]) -> None:
         self._persistence = persistence
@@ -171,8 +171,8 @@ class DemandLedger:
     def end_edited(self, before: DebouncedState | None, state: DebouncedState) -> Change:
         """Return the change of the stored state that drops the demand and evictions which an edit ended: those of
         models that are not `autoload` any more, are not declared, or whose `enabled` or `replicas` was edited. The
-        caller gives the change to `StatePersistence.update_state`. `before`: what was in force; None: nothing. `state`:
-        what is."""
+        caller gives the change to `StatePersistence.update_state`. `before`: the state before the edit; None: there was
+        none. `state`: the state since."""
         declared_before = before.declared_models if before is not None else {}
         stored = self._persistence.state
         return {
@@ -257,7 +257,7 @@ class DesiredCallbacks:
     on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None
     """Called for each runtime declaration that ends because the files declare its name."""
     find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]] = lambda _: {}
-    """Looks where the files are of those of these sources that are here; it blocks."""
+    """Returns where the files of sources are, by source; sources whose files are not here are absent. Blocks."""
 
 
 NO_CALLBACKS: Final = DesiredCallbacks()
@@ -483,8 +483,8 @@ class DesiredStateSource:
 
     def set_override(self, override: Override) -> None:
         """Put an operator's load or unload into force, in place of the model's earlier override. It ends the model's
-        eviction, and an unload also drops the demand for the model. Nothing is checked: whether the model exists and
-        accepts the parameters is the caller's matter."""
+        eviction, and an unload also drops the demand for the model. The caller checks that the model exists and accepts
+        the parameters. Blocks for a write to the state folder; a failed write raises nothing."""
         self._callbacks.learn({override.model: override.params})
         unload_revision = self.revision + 1 if override.action == "unload" else None
         self._persistence.update_state(
@@ -495,7 +495,8 @@ class DesiredStateSource:
         )
 
     def drop_override(self, name: str) -> bool:
-        """Remove a model's override, so that demand and the files decide again. Return whether there was one."""
+        """Remove a model's override, so that demand and the files decide again. Return whether there was one. Blocks
+        for a write to the state folder; a failed write raises nothing."""
         overrides = self.stored_state.overrides
         if name not in overrides:
             return False
@@ -503,27 +504,31 @@ class DesiredStateSource:
         return True
 
     def request_reload(self, models: Sequence[str]) -> None:
-        """See `DemandLedger.request_reload`."""
+        """Record demand for these models as of now, and end their evictions. Blocks for a write to the state folder; a
+        failed write raises nothing."""
         self.demand.request_reload(models)
 
     def evict_models(self, models: Mapping[str, str]) -> None:
-        """See `DemandLedger.evict_models`."""
+        """Record that these models, name to reason, were evicted now, and drop the demand for them until the next
+        request for each. Blocks for a write to the state folder; a failed write raises nothing."""
         self.demand.evict_models(models)
 
     # What the next controller must know.
 
     def set_paused(self, paused: bool) -> None:
-        """Pause or resume the controller, over restarts too. Setting what is set already does nothing."""
+        """Pause or resume the controller, over restarts too. Setting what is set already does nothing. Blocks for a
+        write to the state folder; a failed write raises nothing."""
         self._persistence.update_state({"paused": paused})
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
-        """Store the highest attempt number of each replica, so that no later controller gives a name twice. Call it
-        before a replica with a new number is started."""
+        """Store each replica's highest attempt number, so that no later controller gives a name twice. Call it before
+        starting a replica with a new number. Blocks for a write to the state folder; a failed write raises nothing."""
         self._persistence.update_state({"attempts": attempts})
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Store, in place of what was stored before, the names of the models that were loaded since they were last
-        wanted, and the Unix time by replica name since when each replica is ready."""
+        wanted, and the Unix time by replica name since when each replica is ready. Blocks for a write to the state
+        folder; a failed write raises nothing."""
         self._persistence.update_state({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
 
     def list_unsaved(self) -> list[str]:

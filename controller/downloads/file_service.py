@@ -229,10 +229,10 @@ class ModelFileService:
         """Remove what a download put into the models folder, and record that `actor` did so. `name`: a path below the
         models folder, which is a file, a split set by one of its files, or a folder; else a reference.
 
-        Raises RoundhouseError. Nothing is removed with `models_file_kept` for what no download put there,
-        `models_file_in_use` for what a declared model or a running engine uses, `downloads_disabled`, and
-        `controller_unavailable` before the first observation. With `transfers_unreachable`, or an error that
-        `transfers` answers with, a part may have been removed, which nothing records.
+        Raises RoundhouseError, after these codes with nothing removed: `models_file_kept` if no download put it there,
+        `models_file_in_use` if a declared model or a running engine uses it, `downloads_disabled`, and
+        `controller_unavailable` before the first observation. After `transfers_unreachable`, or another error that
+        `transfers` answers with, a part may have been removed; the journal does not have it.
         """
         current_round = self._read_round()
         records = await asyncio.to_thread(read_records, self._roots.first)

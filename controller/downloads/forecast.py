@@ -197,8 +197,7 @@ class UnknownModelError(Exception):
 
 def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = NAME) -> DesiredModel:
     """Return the model of these files with default options and the given name, with replicas on `gpus` GPUs (0: in main
-    memory). `roots` are absolute. Raises UnknownModelError where no backend serves the files without further
-    options."""
+    memory). `roots` are absolute. Raises UnknownModelError if no backend serves the files without further options."""
     fields: dict[str, Any] = {"model_path": paths.main, "gpus": gpus}
     backend = paths.backend or resolve_backend(paths.main)
     if backend is None:

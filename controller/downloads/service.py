@@ -157,8 +157,8 @@ class DownloadService:
         download_log: DownloadLog,
         clock: Callable[[], float],
     ) -> None:
-        """`get_observed` returns the last observation (None: there is none yet). `roots`: the models folders, absolute.
-        `clock`: a time in seconds."""
+        """`get_permission` says whether downloads are allowed now. `get_observed` returns the last observation (None:
+        none yet). `roots`: the models folders, absolute. `clock`: a time in seconds, for the age of inspections."""
         self._transfers = transfers
         self._get_permission = get_permission
         self._get_observed = get_observed
@@ -219,8 +219,10 @@ class DownloadService:
         return OrderedDownload(**fields), is_new
 
     async def order_plain(self, reference: str, *, actor: str) -> Download:
-        """Begin a download without a look at the memory that the model will take, and return it. `reference`: a model
-        reference as text. Otherwise as `order_download`."""
+        """Begin a download for `actor` without a look at the memory that the model will take, and return it, or the one
+        of `reference` (a model reference as text) that is under way. Raises RoundhouseError `downloads_disabled`,
+        `reference_invalid`, `transfers_unreachable`, after which it may have begun, or another code that `transfers`
+        answers with."""
         self.check_allowed()
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:
@@ -241,8 +243,8 @@ class DownloadService:
         return downloads
 
     async def get_download(self, download: str) -> Download:
-        """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`, and what
-        `list_downloads` raises."""
+        """Return a download, by its id, as it is now. Raises RoundhouseError `download_not_found`, and where
+        `transfers` does not answer `downloads_disabled` if downloads are not allowed, else `transfers_unreachable`."""
         with _Explained(self.check_allowed):
             found = await self._transfers.get_download(download)
         self._take(found)
@@ -250,7 +252,8 @@ class DownloadService:
 
     async def cancel_download(self, download: str, *, actor: str) -> Download:
         """End a download, by its id, record that `actor` did so, and return the download. One that has ended stays as
-        it is. Raises what `get_download` raises; after `transfers_unreachable`, the download may have ended."""
+        it is. Raises RoundhouseError `download_not_found`, `downloads_disabled` and `transfers_unreachable`, as
+        `get_download` does; after the last two, the download may have ended."""
         with _Explained(self.check_allowed):
             found = await self._transfers.cancel_download(download)
         self._log.note_cancellation(found, actor)
@@ -392,13 +395,15 @@ class SourceDownloads:
 
     @property
     def fractions(self) -> Mapping[str, float]:
-        """See `SourceDownloader.fractions`."""
+        """Source to the part of its bytes, 0 to 1, that is here, for downloads under way; absent if it is not known."""
         known = self._downloads.known_downloads
         found = {source: _fraction(known.get(download)) for source, download in self._ids.items()}
         return {source: fraction for source, fraction in found.items() if fraction is not None}
 
     async def download_source(self, source: str) -> None:
-        """See `SourceDownloader.download_source`."""
+        """Order a source as `ACTOR`, or join a download of it that is under way, and return when the desired state has
+        the paths of its files. Cancelling the call does not end the download. Raises SourceDownloadError if the
+        download cannot be ordered, fails or is cancelled."""
         try:
             ordered = await self._downloads.order_plain(source, actor=ACTOR)
             self._ids[source] = ordered.id
@@ -414,7 +419,8 @@ class SourceDownloads:
         await self._refresh()
 
     async def cancel_source(self, source: str) -> None:
-        """See `SourceDownloader.cancel_source`."""
+        """End the download of a source that `download_source` waits for; do nothing if there is none. Raises
+        SourceDownloadError if it cannot be ended."""
         download = self._ids.get(source)
         if download is None:
             return

@@ -264,8 +264,8 @@ class Verdict:
     exit_code: int | None = None
     """Exit code of the engine's process, negative for a signal; None: no process ended, or its code is not known."""
     plain: str | None = None
-    """The plain words alone, for clients who may not administer; empty: `message` holds none. None: `message` is plain,
-    for nothing of an engine's or a runtime's own words is in it."""
+    """The message without words of the engine or the runtime, for clients who may not administer; empty: nothing else
+    is in `message`. None: `message` has no such words, and may be shown as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,8 +422,7 @@ class Engine(Generic[DefinitionT]):
         return "max_tokens"
 
     def thinking_control(self, definition: DefinitionT) -> ThinkingControl | None:
-        """Return the request field that turns thinking on and off; None: the model's only thinking mode is
-        `default`."""
+        """Return the request field that turns thinking on and off; None: the only thinking mode is `default`."""
         return self.thinking_switch if len(self.derive_capabilities(definition).thinking_modes) > 1 else None
 
     def context_length(self, definition: DefinitionT) -> int | None:
@@ -465,9 +464,8 @@ class Engine(Generic[DefinitionT]):
         return None
 
     def is_held_to_claim(self, definition: DefinitionT) -> bool:
-        """Return whether the engine gets its claim on each GPU as a limit, and fails to load where the limit is too
-        low. The memory that its replicas are seen to hold shows what they were given, not what they need. Here
-        False."""
+        """Return whether the engine gets its claim on each GPU as a limit, and fails to load if the limit is too low.
+        The memory that its replicas are seen to hold shows what they were given, not what they need. Here False."""
         return False
 
     def parse_progress(self, log_tail: str) -> float | None:

@@ -220,8 +220,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def compare_figures(self, definition: ExLlamaV3Definition, applied: AppliedFigures) -> tuple[FigureGap, ...]:
-        """Return what differs of the limit of one request, the slots and the bits of the KV cache. The limit is what
-        `exllama_max_rq_tokens` and the cache allow, of which the engine reserves one token."""
+        """Return where the engine's limit of one request in tokens, its slots or the bits of its KV cache differ from
+        the definition. The declared limit is `exllama_max_rq_tokens`, or the cache less one token if smaller."""
         limit, size = definition.exllama_max_rq_tokens, definition.exllama_cache_size
         room = None if size is None else size - 1
         is_by_limit = limit is not None and (room is None or limit <= room)
@@ -291,8 +291,7 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the worker's last line `loading: 40 %`; None: there is
-        none."""
+        """Return the progress of a load, from 0 to 1, by the worker's last line `loading: 40 %`; None: no such line."""
         return percent_progress(log_tail)
 
 

@@ -489,8 +489,7 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         )
 
     def list_artifacts(self, definition: LlamaServerDefinition) -> tuple[str, ...]:
-        """Return the model path and the paths of GGUF files that options name (draft model, projector, LoRA
-        adapters)."""
+        """Return the model path and those of GGUF files that options name (draft model, projector, LoRA adapters)."""
         return tuple(check.path for check in self.list_files(definition) if check.kind == "gguf")
 
     def longest_token(self, definition: LlamaServerDefinition, artifacts: Mapping[str, Artifact]) -> int | None:

@@ -111,7 +111,7 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
         return apply_declared(definition, Capabilities(media_urls=True))
 
     def max_choices(self, definition: OpenAIRemoteDefinition) -> int | None:
-        """Return None, for no limit: the server decides."""
+        """Return None: there is no limit to `n`, the answers to one request, but that of the server."""
         return None
 
     def max_tokens_field(self, definition: OpenAIRemoteDefinition) -> MaxTokensField:

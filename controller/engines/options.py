@@ -233,8 +233,7 @@ def read_hashed_values(definition: Definition) -> dict[str, Any]:
 
 
 def list_paths(definition: Definition) -> list[tuple[str, PathFlag, Paths]]:
-    """Return field name, flag and value of each option with a `PathFlag` that is not None, in the order of
-    declaration."""
+    """Return field name, flag and value of each option with a `PathFlag` that is not None, in declaration order."""
     return [
         (name, flag, value)
         for name, flag in _read_path_flags(type(definition))

@@ -58,8 +58,7 @@ class Stub(Engine[StubDefinition]):
         return (*WORKER_CHAT_APIS, "/v1/embeddings")
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the last line `loading: 40 %` of the log; None: there is
-        none."""
+        """Return the progress of a load, from 0 to 1, by the log's last line `loading: 40 %`; None: no such line."""
         return percent_progress(log_tail)
 
     def derive_capabilities(self, definition: StubDefinition) -> Capabilities:

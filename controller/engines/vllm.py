@@ -507,8 +507,7 @@ class VllmEngine(Engine[VllmFieldsT]):
         return {}
 
     def list_files(self, definition: VllmFieldsT) -> tuple[FileCheck, ...]:
-        """Return checks of the model path, unless the model is a name on the hub, and of the files that options
-        name."""
+        """Return checks of the model path, unless it is a name on the hub, and of the files that options name."""
         model = () if definition.model_path is None else (FileCheck("model_path", definition.model_path),)
         return (*model, *super().list_files(definition))
 

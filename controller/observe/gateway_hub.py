@@ -66,9 +66,9 @@ class GatewayPlace:
 
 
 class GatewayHub:
-    """Holds the current routing table and the last report of the gateway, and those of former ones that may still hold
-    requests. The reconciler publishes tables; each gateway's link asks for the place (`admit_gateway`), waits for
-    tables and brings reports. Belongs to one event loop."""
+    """Holds the current routing table, the last report of the gateway that has the place, that is, works with the
+    controller, and those of former ones that may still hold requests. The reconciler publishes tables; each gateway's
+    link asks for the place (`admit_gateway`), waits for tables and brings reports. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class GatewayHub:
     def take_report(self, report: GatewayReport) -> None:
         """Store a gateway's report, which replaces its previous one, and note when its models were last used. Wakes the
         reconciler if the gateway is new or was lost, or if the report changes what is decided. Blocks for a write to
-        the state folder only where who has the place could not be stored before."""
+        the state folder if an earlier write of the accepted process failed."""
         previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
         if previous_view is None:
@@ -216,15 +216,15 @@ class GatewayHub:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """A sentence for each gateway that is refused, in the order of their first questions: until 15 s
-        (`REFUSAL_SHOWN_S`) after its last one, as `forget_lost` sees it."""
+        """A sentence for each refused gateway, in the order of their first requests. It is dropped by the first
+        `forget_lost` that comes 15 s (`REFUSAL_SHOWN_S`) after the gateway's last request."""
         return tuple(words for words, _ in self._refusals.values())
 
     def admit_gateway(self, report: GatewayReport) -> str | None:
-        """Decide whether the gateway whose link begins with this report gets the place (`find_rival`). Return None if
-        so: call `open_link` and `take_report` then. Else return why not, in one sentence; the table names it, too.
-        Blocks for a write to the state folder if it is another process than before.
-        """
+        """Decide whether the gateway whose link begins with this report gets the place: the right, of one gateway at a
+        time, to work with this controller. None: yes; then call `open_link` and `take_report`. Else the result says why
+        not, in one sentence, as does the table. Blocks for a write to the state folder if it is another process than
+        before."""
         now = self._clock()
         self.forget_lost()
         rival = find_rival(report, self._list_holders(), now)
@@ -489,8 +489,7 @@ class RemoteHealth:
 
     def list_errors(self) -> dict[str, str | None]:
         """Return each remote model's error by name. None: healthy. A model that no gateway has reported on is absent,
-        unless its API key cannot be read.
-        """
+        unless its API key cannot be read."""
         errors: dict[str, str | None] = {name: result.error for name, result in self._judge_all().items()}
         for name, remote_state in self._remote_states.items():
             if remote_state.problem is not None:
@@ -529,8 +528,7 @@ class RemoteHealth:
         return name in self._remote_states
 
     def read_token(self, name: str) -> str | None:
-        """Return the API key for a tracked remote model; None if the remote needs none, or if the key cannot be
-        read."""
+        """Return the API key for a tracked remote model; None if the remote needs none, or the key cannot be read."""
         return self._remote_states[name].key
 
     def _new_state(self, model: DesiredModel) -> _RemoteState:

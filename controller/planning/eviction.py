@@ -53,8 +53,7 @@ _SEATED: Final = (0, 0.0, "")
 class EvictionDecision:
     """The result of `decide_evictions`: the desired state after the evictions, which models are evicted, which are
     wanted again, which wait for room, and when to decide again. Keys of mappings are model names. Nothing is carried
-    out by it.
-    """
+    out by it."""
 
     desired: DesiredState
     """The given desired state with this decision applied: models in `evicted` have 0 replicas, and models in

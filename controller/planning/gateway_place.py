@@ -21,10 +21,10 @@ runs. One that only lost its link is back within seconds."""
 
 @dataclass(frozen=True, slots=True)
 class PlaceHolder:
-    """A process that has the place, or had it last.
+    """The process of the gateway that has the place, that is, works with this controller, or had it last.
 
     `lost_at`: Unix time at which its link ended; None: it is connected. `is_alive`: whether its process is seen to run;
-    None: it cannot be seen from here. `is_draining`: it takes no new requests. `addresses`: see `GatewayReport`.
+    None: it cannot be seen from here. `is_draining`: it takes no new requests. `addresses`: where it listens.
     """
 
     process: GatewayProcess
@@ -35,13 +35,14 @@ class PlaceHolder:
 
 
 def process_of(report: GatewayReport) -> GatewayProcess:
-    """Return the process that a report is of. A gateway of an older version is another gateway with each start."""
+    """Return the process that sent a report. For a gateway of an older version, which does not name its process, it is
+    made of the gateway's id, which is new with each start."""
     return report.process or GatewayProcess(id=report.gateway_id, epoch=0)
 
 
 def find_rival(claim: GatewayReport, holders: Iterable[PlaceHolder], now: float) -> PlaceHolder | None:
-    """Return the first holder for whose sake the gateway of the report `claim` is refused; None: it is taken. `now`:
-    Unix time in seconds.
+    """Return the first holder because of which the gateway of the report `claim` must be refused; None: accept it.
+    `now`: Unix time in seconds.
 
     A holder gives way to its own process, and when its own process is seen gone. To another start of the same gateway
     it gives way if the older of the two drains, or if the holder is older and its link has ended, unless its process is
@@ -65,8 +66,8 @@ def _gives_way(holder: PlaceHolder, claim: GatewayReport, now: float) -> bool:
 
 
 def describe_refusal(claim: GatewayReport, rival: PlaceHolder) -> str:
-    """Return the sentence that says why the gateway of the report `claim` is refused, for logs, status and health. It
-    names both gateways with an address each; call again: the sentence is the same until either changes."""
+    """Return the sentence that says why the gateway of the report `claim` is refused in favour of `rival`, for logs,
+    status and health. It names both, with an address each; it is the same at each call until either changes."""
     state = "is connected" if rival.lost_at is None else "has lost its link and may come back"
     return (
         f"gateway {_name(claim.gateway_id, claim.addresses)} is refused, because gateway "

@@ -317,8 +317,7 @@ def _effect(
 
 def _remote_effect(current_model: DesiredModel | None, proposed_model: DesiredModel | None) -> Effect:
     """Return the effect on a model without engines before and after. A remote model that clients gain or lose counts as
-    started or stopped.
-    """
+    started or stopped."""
     had_remote, will_have_remote = (
         model is not None and not model.runs and model.replicas > 0 for model in (current_model, proposed_model)
     )

@@ -123,9 +123,9 @@ class MemorySource(NamedTuple):
     known already, without waiting."""
 
     known_estimates: Callable[[Iterable[DesiredModel]], Mapping[str, Estimate]]
-    """See `Estimator.known_estimates`."""
+    """Returns the known estimates for one replica of each model, by name; models without one are absent."""
     observed_requirements: Callable[[Iterable[DesiredModel], tuple[Gpu, ...] | None], Mapping[str, Requirement]]
-    """See `MemoryHistory.observed_requirements`."""
+    """Returns the observed memory of one replica of each model, by name, on the GPUs given (None: unknown)."""
 
 
 NO_MEMORY: Final = MemorySource(lambda _: {}, lambda *_: {})

@@ -183,8 +183,7 @@ class EndedLogs:
     def save_log(self, name: str, data: bytes) -> None:
         """Keep the last `KEPT_BYTES` (64 KiB) of a log, from the start of a line, and delete all but the newest
         `KEPT_LOGS` (50) logs. A kept log of the same name is replaced. Empty `data` changes nothing. Blocks. A failed
-        write or deletion, for example on a full disk, is only logged: it must not prevent the removal of the
-        replica."""
+        write or deletion, as on a full disk, is only logged: it must not prevent the removal of the replica."""
         if not data:
             return
         try:

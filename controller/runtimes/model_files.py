@@ -66,7 +66,7 @@ def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mou
 
     The text names the definition's field, the path, and what to do. A link to a single file that needs no other file
     beside it is no problem, since the engine is given the path of its target. Files that are missing or unreadable are
-    skipped, since `controller.runtimes.model_files` reports them. Of a folder, at most 10,000 files are checked.
+    skipped: `check_files` reports them. Of a folder, at most 10,000 files are checked. Blocks.
     """
     for check in checks:
         try:

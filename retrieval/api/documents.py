@@ -81,16 +81,15 @@ class DocumentRoutes:
         }
 
     async def add_document(self, request: Request) -> Response:
-        """Store a document and queue it for indexing. Answer status 202, or 200 where the same version is there
-        already.
+        """Store a document, and queue it for indexing. Answer status 202, or 200 if the same version is there already.
 
-        With `wait=true`, answer 200 when the document is searchable, or 202 with its state after `LONGEST_WAIT_S`; if
-        indexing fails, answer that error, and the version is withdrawn.
+        With `wait=true`, answer 200 once the document is searchable, or 202 with its state after `LONGEST_WAIT_S`. If
+        indexing fails, answer that error; the new version is then removed, and an earlier searchable one stays.
 
-        Raises RoundhouseError `retrieval_busy`, `document_too_large`, `document_empty`, `invalid_json`,
-        `invalid_request`, `storage_full` or `storage_failed`, with `wait=true` also the code of the failure;
-        sqlite3.Error if the catalog cannot be read; and ClientDisconnect if the client leaves while it sends the
-        document, which then is not stored.
+        Raises RoundhouseError `retrieval_busy`, `document_too_large`, `body_too_large`, `document_empty`,
+        `invalid_json`, `invalid_request`, `storage_full` or `storage_failed`, with `wait=true` also the code of the
+        failure, or `document_not_found` if it is deleted meanwhile; sqlite3.Error if the catalog cannot be read; and
+        ClientDisconnect if the client leaves while it sends the document, which then is not stored.
         """
         caller, waits = read_caller(request), read_boolean(request, "wait")
         await self._service.check_room()
@@ -314,7 +313,8 @@ class StatusRoutes:
         return answer_model(await self._read_status(), caller, 202)
 
     async def confirm_clock(self, request: Request) -> Response:
-        """Believe the wall clock as it is, and answer the state. Raises sqlite3.Error if the catalog fails."""
+        """Accept the wall clock as it is now (`TrustedClock.confirm`), and answer the state. Raises sqlite3.Error if
+        the catalog fails."""
         caller = read_caller(request)
         await asyncio.to_thread(self._confirm_clock)
         return answer_model(await self._read_status(), caller)

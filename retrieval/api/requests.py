@@ -40,8 +40,9 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9 !#$&'()+,.;=@\[\]^_`{}~-]+", re.ASCII)
 
 
 def clean_file_name(text: str) -> str | None:
-    """Return the last part of a path without unseen characters, of at most `MOST_NAME_BYTES` bytes; None: nothing is
-    left that can be a name. Both `/` and `\\` part a path. The end with the last dot stays if the name is cut."""
+    """Return the last part of a path without unseen characters, at most `MOST_NAME_BYTES` bytes long; None: nothing is
+    left that can be a name. Both `/` and `\\` part a path. If the name is cut, a suffix of at most 20 characters stays.
+    """
     last = re.split(r"[/\\]", text)[-1]
     seen = "".join(each for each in last if each in _JOINERS or unicodedata.category(each) not in _UNSEEN)
     name = seen.strip(" ").rstrip(". ")
@@ -54,9 +55,9 @@ def clean_file_name(text: str) -> str | None:
 
 
 def build_disposition(name: str, default: str) -> str:
-    """Return the header `Content-Disposition` of a download (RFC 6266): `name` as `clean_file_name` leaves it, else
-    `default`, which must be ASCII. A name that is not plain ASCII comes in both forms, for old clients with `_` in the
-    place of what they cannot read."""
+    """Return the value of the header `Content-Disposition` for a download (RFC 6266): `name` as `clean_file_name`
+    leaves it, or `default`, which must be ASCII, if nothing is left. A name that is not plain ASCII comes in two forms:
+    as it is, and for old clients with `_` in place of what they cannot read."""
     cleaned = clean_file_name(name) or default
     if _PLAIN.fullmatch(cleaned):
         return f'attachment; filename="{cleaned}"'

@@ -137,8 +137,7 @@ class IncomingOriginal:
 
     def write(self, part: bytes) -> None:
         """Append `part` to the file, whole, and count it in `bytes` and `sha256`. Blocks. Raises OSError (errno ENOSPC:
-        the disk is full); the file may then hold some bytes of `part` that are not counted, so do not write or keep it.
-        """
+        the disk is full); the file may then hold bytes of `part` that are not counted, so do not write or keep it."""
         view = memoryview(part)
         while view:
             view = view[self._file.write(view) :]

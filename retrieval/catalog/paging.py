@@ -31,8 +31,8 @@ class PageRequest:
 
     @property
     def reads_ascending(self) -> bool:
-        """Whether rows are to be read with rising `number`, which leads away from the cursor: with `before`, that is
-        the opposite of `is_ascending`, and `cut_page` turns the rows round again."""
+        """Whether to read rows by rising `number`, so that reading leads away from the cursor: `is_ascending`, or its
+        opposite with `before`. `cut_page` then puts the rows into the client's order."""
         return self.is_ascending if self.before is None else not self.is_ascending
 
 

@@ -46,8 +46,9 @@ class NewVersion:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in hex of the original's hash, filename, declared type, metadata and chunking. Of two versions of one
-        document, equal ones make the same chunks and hits. Raises TypeError for metadata that JSON cannot hold."""
+        """SHA-256 in hex of the original's hash, filename, declared type, metadata and chunking. Versions of one
+        document with equal fingerprints have the same chunks and hits. Raises TypeError for metadata that JSON cannot
+        hold."""
         content = [
             self.sha256,
             self.filename,
@@ -164,8 +165,7 @@ class TenantTotals:
 @dataclass(frozen=True, slots=True)
 class Collection:
     """A collection of the vector store, as the catalog knows it: which model made its vectors, and what it is for.
-    `active`: searches use it. `building`: it is being filled, to become the active one. There is at most one of each.
-    """
+    `active`: searches use it. `building`: it is being filled to become the active one. There is at most one of each."""
 
     number: int
     name: str

@@ -94,9 +94,8 @@ def list_stores(db: sqlite3.Connection, tenant: str, page: PageRequest) -> tuple
 
 
 def touch_store(db: sqlite3.Connection, store_id: str, now: float) -> None:
-    """Set a vector store's last activity to `now` (Unix time in seconds), so that it expires later. Does nothing for an
-    unknown id. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog
-    fails."""
+    """Set a vector store's last activity to `now` (Unix seconds), so that it expires later. Does nothing for an unknown
+    id. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     db.execute("UPDATE vector_stores SET last_active_at = ? WHERE id = ?", (now, store_id))
 
 

@@ -296,8 +296,9 @@ def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
 
 
 def note_left_out(db: sqlite3.Connection, version: int, notice: str | None) -> None:
-    """Store what searches will not find of a version whose points are written, as its `notice`; None: they find all of
-    it. Does nothing unless the version is `embedding` or `ready`. Blocks; raises sqlite3.Error if the catalog fails."""
+    """Store as a version's `notice` what searches will not find of it; None: they find all of it. Does nothing unless
+    the version is `embedding` or `ready`. Call it after the version's points were written, within a transaction
+    (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
     db.execute(
         "UPDATE versions SET error_code = NULL, error_message = ? WHERE number = ? AND state IN ('embedding', 'ready')",
         (notice, version),

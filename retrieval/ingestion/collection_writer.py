@@ -79,7 +79,7 @@ class CollectionWriter:
             VectorStoreError: the vector store fails.
             KeyError: the vector store has no such collection.
             DimensionChangedError: the model's vectors have another dimension than the collection.
-            sqlite3.Error: the catalog cannot be read.
+            sqlite3.Error: the catalog cannot be read or written.
         """
         self.versions_in_use.add(version.number)
         try:

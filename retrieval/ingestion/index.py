@@ -145,9 +145,9 @@ class Index:
         await self._count_missing()
 
     async def find_active(self) -> Collection:
-        """Return the active collection. If there is none, create it first for the model that is set, which is asked for
-        one embedding to learn its dimension. If no document is visible, replace a collection for another model or other
-        options of BM25 first. Call `open` before.
+        """Return the active collection; call `open` before. If there is none, create it first for the model that is
+        set, which is asked for one embedding to learn its dimension. If it has another model or other options of BM25
+        than are set, and no document is visible, build its replacement first.
 
         Raises:
             ModelUnavailableError: the model does not answer, so that its dimension is not known.
@@ -317,13 +317,13 @@ def _note_all_indexed(db: sqlite3.Connection, collection: int, versions: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class DocumentStores:
-    """All that documents are kept in."""
+    """What documents are kept in: catalog, original files and vector store, with the index and the writer over them."""
 
     catalog: CatalogDatabase
     originals: Originals
     vectors: VectorStore
     index: Index
-    """Its catalog, its vector store and its writer are these."""
+    """Made with the same `catalog`, `vectors` and `writer`."""
     writer: CollectionWriter
 
 

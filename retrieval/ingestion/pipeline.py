@@ -72,8 +72,8 @@ class Publisher:
     async def publish_version(self, version: Version, collection: Collection) -> bool | None:
         """Make a version visible whose points were all written into the collection. Waits for a flush that `run` does,
         perhaps of many versions; without end if `run` does not work. Returns True if the version is visible, durably;
-        False if it was replaced or deleted meanwhile; None if another collection has become the active one, which needs
-        the points, too. A version may be published although the call was cancelled.
+        False if it was replaced, deleted or cancelled meanwhile; None if another collection has become the active one:
+        write the points there, too, and call again. A version may be published although the call was cancelled.
 
         Raises:
             VectorStoreError: the vector store fails.

@@ -106,9 +106,8 @@ class Heading:
 
 @dataclass(slots=True)
 class Units:
-    """The units of a text, in its order. They cover it but for blank lines at its beginning, and end where the next
-    begins. The arrays have one element per unit, as texts of 32 MiB have millions of units.
-    """
+    """The units of a text, in its order. They cover the text, except blank lines at its beginning, and each ends where
+    the next begins. The arrays have one element per unit, as texts of 32 MiB have millions of units."""
 
     starts: array[int] = field(default_factory=lambda: array("q"))
     """Offsets in characters."""

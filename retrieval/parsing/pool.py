@@ -86,8 +86,10 @@ class ParserPool:
     async def parse_file(
         self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
     ) -> ParsedDocument:
-        """As `Parser` says, in a child process. Waits while all processes are busy, which no timeout bounds. Cancelling
-        the call kills the process."""
+        """Return the text and the chunks of a file, parsed in a child process. `filename`, `media_type`: as the client
+        named them; None: not at all. Waits without limit while all processes are busy. Cancelling the call kills the
+        process. Raises ParsingError if the file cannot be parsed or the pool is closed (see `Parser.parse_file`), and
+        OSError if the file does not exist or no process can be started."""
         self._check_size(path)
         request = ParseRequest(path.absolute(), filename, media_type, chunking)
         async with self._places:
@@ -97,7 +99,8 @@ class ParserPool:
         return answer.result
 
     async def close(self) -> None:
-        """As `Parser` says; the calls raise `parsing_failed`. A second call does nothing."""
+        """Kill the processes, and wait until they are gone. Calls under way and later ones raise ParsingError
+        `parsing_failed`. A second `close` does nothing."""
         self._is_closed = True
         for worker in (*self._idle, *self._busy):
             self._end(worker)
@@ -265,8 +268,7 @@ class _Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> int:
-        """Wait for 1 s for the process to end by itself, else kill it. Return its exit status, negative for a
-        signal."""
+        """Wait 1 s for the process to end by itself, else kill it. Return its exit status, negative for a signal."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await self._process.wait()

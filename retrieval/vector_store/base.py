@@ -146,8 +146,7 @@ class VectorStore(Protocol):
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
         """Delete all points of these versions, durable after `flush_collection`. Versions without points are ignored.
-        Raises KeyError for an unknown collection, and VectorStoreError, after which some of the points may be deleted.
-        """
+        Raises KeyError for an unknown collection, and VectorStoreError, after which some points may be deleted."""
         ...
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:

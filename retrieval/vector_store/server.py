@@ -121,8 +121,7 @@ class ServerStore:
     ) -> None:
         """Take over a client, which `close` closes. `prefix`: how the names of the store's collections begin on the
         server; others there are ignored. `read_s`, `write_s`: seconds that one try may take, for a search or a count
-        and for a write. `pause_s`: seconds before the second try, doubled before each further one.
-        """
+        and for a write. `pause_s`: seconds before the second try, doubled before each further one."""
         self._client = client
         self._prefix = prefix
         self._read_s = read_s
@@ -167,7 +166,7 @@ class ServerStore:
         return "server"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """As `VectorStore` says. Names are without the store's prefix."""
+        """Return the store's collections, sorted by name, without the prefix. Raises VectorStoreError."""
         found = await self._send(self._client.get_collections, self._read_s)
         names = sorted(each.name for each in found.collections if each.name.startswith(self._prefix))
         specs = []
@@ -179,7 +178,9 @@ class ServerStore:
         return specs
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """As `VectorStore` says. Where the collection exists, indexes that it lacks are added."""
+        """Create an empty collection with its indexes; one that exists with this spec gets those it lacks. Raises
+        CollectionMismatchError if it exists with another spec, ValueError for a malformed name, and VectorStoreError.
+        """
         check_name(spec.name)
         async with self._lock_writes(spec.name):
             try:
@@ -194,16 +195,17 @@ class ServerStore:
                 await self._create_index(spec.name, field)
 
     async def delete_collection(self, name: str) -> None:
-        """As `VectorStore` says. Waits for writes under way. After VectorStoreError, `list_collections` says whether it
-        still exists."""
+        """Delete the collection with its points, after writes under way; ignore an unknown name. Raises
+        VectorStoreError; `list_collections` then says whether the collection still exists."""
         async with self._lock_writes(name):
             self._specs.pop(name, None)
             with contextlib.suppress(KeyError):
                 await self._ask(name, self._client.delete_collection, self._write_s)
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """As `VectorStore` says. Writes of one collection are applied in the order of the calls, in requests of
-        `UPSERT_BATCH` points."""
+        """Write points, in place of stored ones with their ids, in the order of the calls, `UPSERT_BATCH` per request.
+        Raises KeyError for an unknown collection, ValueError for a wrong point (`check_points`), and VectorStoreError,
+        after which some may be written."""
         spec = await self._get_spec(collection)
         check_points(spec, points)
         async with self._lock_writes(collection):
@@ -217,14 +219,16 @@ class ServerStore:
         await self._get_spec(collection)
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """As `VectorStore` says. A request has `DELETE_BATCH` versions."""
+        """Delete all points of these versions, `DELETE_BATCH` versions per request. Raises KeyError for an unknown
+        collection, and VectorStoreError, after which some may be deleted."""
         await self._get_spec(collection)
         async with self._lock_writes(collection):
             for start in range(0, len(versions), DELETE_BATCH):
                 await self._delete(collection, versions[start : start + DELETE_BATCH])
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """As `VectorStore` says."""
+        """Return the dense vectors of stored points by id, of length 1; points without one are missing. Raises KeyError
+        for an unknown collection, ValueError without dense vectors or for an id that is no UUID; VectorStoreError."""
         check_ids(await self._get_spec(collection), ids)
         vectors: dict[str, Sequence[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
@@ -234,12 +238,15 @@ class ServerStore:
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """As `VectorStore` says."""
+        """Return up to `limit` points of the scope, nearest to `vector` by cosine first. Raises KeyError for an unknown
+        collection, ValueError for a wrong vector (`check_vector`), and VectorStoreError."""
         check_vector(await self._get_spec(collection), vector)
         return await self._query(collection, [float(each) for each in vector], DENSE_VECTOR, scope, limit, None)
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """As `VectorStore` says. No search is sent where `text` has no words."""
+        """Return up to `limit` points of the scope that share words with `text`, best by BM25 first; without words, ask
+        nothing. Raises KeyError for an unknown collection, ValueError for text that is not valid Unicode;
+        VectorStoreError."""
         query = self._encoder_of(await self._get_spec(collection)).encode_query(text)
         if not query.indices:
             return []
@@ -249,7 +256,8 @@ class ServerStore:
         return await self._query(collection, vector, SPARSE_VECTOR, scope, limit, params)
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """As `VectorStore` says."""
+        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
+        Raises KeyError for an unknown collection, and VectorStoreError."""
         where = None if tenant is None else _make_filter(make_tenant_filter(tenant))
         counted = await self._ask(
             collection, lambda name: self._client.count(name, count_filter=where, exact=True), self._read_s
@@ -262,7 +270,7 @@ class ServerStore:
         await self._get_spec(collection)
 
     async def close(self) -> None:
-        """As `VectorStore` says."""
+        """Close the client. No other method may be called afterwards."""
         await self._client.close()
 
     async def _retrieve(self, collection: str, ids: Sequence[str]) -> dict[str, list[float]]:

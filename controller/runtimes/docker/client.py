@@ -480,7 +480,9 @@ def egress_network(instance: str) -> str:
 
 
 def remove_networks(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines and that of `egress_network`, each as `remove_network` does."""
+    """Remove the network of engines, `name`, and that of `egress_network`, where this instance created them and no
+    container is on them. Blocks. Raises nothing if the daemon refuses, and the errors of requests if it does not
+    answer."""
     for each in (name, egress_network(instance)):
         remove_network(client, each, instance)
 

@@ -81,8 +81,7 @@ def _inspect(client: docker.APIClient, image: str) -> Mapping[str, Any] | None:
 
 def is_built_here(image: str) -> bool:
     """Return whether an image is one that `make images` builds. It must not be pulled: no registry has it, and one of
-    that name there would be a stranger's.
-    """
+    that name there would be a stranger's."""
     return image.startswith(BUILT_HERE)
 
 

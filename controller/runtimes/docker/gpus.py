@@ -191,8 +191,7 @@ class GpuProbe:
 
     async def _read_last_line(self, container: Inspected) -> str:
         """Return the time at which the daemon logged the probe's last line, a space, and that line; empty before the
-        first line.
-        """
+        first line."""
 
         def work(client: docker.APIClient) -> str:
             data: bytes = client.logs(container["Id"], stdout=True, stderr=False, timestamps=True, tail=1)

@@ -213,7 +213,8 @@ class DockerRuntime:
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """See `Runtime`. Raises RuntimeUnavailableError also if a kept log cannot be read."""
+        """Return the engine's last log lines, also those of a removed replica whose log was kept; empty: none. `name`
+        must be a replica name of this instance. Raises RuntimeUnavailableError."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -225,11 +226,13 @@ class DockerRuntime:
         return plain_tail(data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """See `Runtime`."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first. Asks no daemon."""
         return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """See `Runtime`. Raises RuntimeUnavailableError also if a kept log cannot be read."""
+        """Return what the engine wrote after `cursor`, of an earlier `LogPart`, in whole lines, perhaps none. `cursor`
+        None: the last `lines` lines. Read on while `LogPart.running` is true. The result is None if no log of `name` is
+        known. Raises RuntimeUnavailableError, also if a kept log cannot be read."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -241,7 +244,9 @@ class DockerRuntime:
         return part or await asyncio.to_thread(read_ended_part, self._ended_logs, name, cursor, lines)
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """See `Runtime`. `image_id` of the result is None if the image is missing."""
+        """Return what a running replica would be started with now; `image_id` is None if the image is missing. None:
+        the definition yields no command line, or a claimed GPU cannot be read. `image` None: the backend's default
+        image. Raises RuntimeUnavailableError."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, replica.id.index, definition, image, gpus)
@@ -280,7 +285,8 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """See `Runtime`. None also if the daemon does not report it."""
+        """Return the MiB of main memory that a running replica holds, including mapped model files. None if no such
+        replica runs, or the daemon does not report it. Raises RuntimeUnavailableError."""
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)
@@ -289,21 +295,20 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     def get_gpu_error(self) -> str | None:
-        """See `Runtime`."""
+        """Return why the last `read_gpus` found no GPU or failed, in words; None: it found GPUs or was never called."""
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """See `Runtime`."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: it found none, or was never called."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """See `Runtime`."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
         return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
         """Yield whenever a replica's container may have changed, and when the connection to the daemon breaks or is
-        made, until `close`. Events count from the first step of the iteration on. A lost connection raises nothing.
-        """
+        made, until `close`. Events count from the first step of the iteration on. A lost connection raises nothing."""
         watch = EventWatch(self._write_daemon.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
         self._watches.add(watch)
         try:

@@ -57,8 +57,7 @@ def _leads_into_container(search_path: str) -> bool:
 
 def _is_inside(folder: str) -> bool:
     """Return whether a folder of a search path may lead into the container. A relative or empty one does: it counts
-    from the hook's current folder, which is the container's root.
-    """
+    from the hook's current folder, which is the container's root."""
     if not folder.startswith("/"):
         return True
     plain = "/" + posixpath.normpath(folder).lstrip("/")

@@ -243,19 +243,20 @@ class Records:
         self._lock = threading.Lock()
 
     def read_records(self) -> list[ReplicaRecord]:
-        """Return every record of this instance, in order of replica names, also those of ended replicas. If this
-        raises, it is unknown which engines run."""
+        """Return every record of this instance, in order of replica names, also those of ended replicas. Raises OSError
+        and RuntimeUnavailableError where a record cannot be read; it is then unknown which engines run."""
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
     def read_record(self, name: str) -> ReplicaRecord | None:
-        """Return the record of one replica; None if there is none, or if the file names another instance."""
+        """Return the record of one replica; None if there is none, or if the file names another instance. Raises
+        ValueError for a name of another instance, OSError, and RuntimeUnavailableError if it cannot be parsed."""
         with self._lock:
             return self._read(self._path(name))
 
     def create_record(self, record: ReplicaRecord) -> bool:
         """Write a new record, and return True once it is on disk. Return False, and write nothing, if there is a record
-        of that name. Raises OSError if it cannot be written."""
+        of that name. Raises OSError if it cannot be written, and ValueError for a name of another instance."""
         with self._lock:
             path = self._path(record.name)
             if path.exists():
@@ -264,9 +265,9 @@ class Records:
             return True
 
     def update_record(self, name: str, **changes: Any) -> ReplicaRecord | None:
-        """Change fields of a record, and return the changed record. None: there is no such record any more. `changes`
-        are not validated. If the file cannot be written, as on a full disk, that is logged, and the changed record is
-        returned all the same. The changes are observations of the engine, which the next observation makes again."""
+        """Change fields of a record, unvalidated, and return the changed record; None: it is gone. A failed write, as
+        on a full disk, is logged, and the changed record is returned all the same: the next observation of the engine
+        makes the same changes. Raises ValueError, OSError and RuntimeUnavailableError as `read_record` does."""
         with self._lock:
             path = self._path(name)
             record = self._read(path)
@@ -281,11 +282,13 @@ class Records:
             return changed_record
 
     def note_started(self, name: str, leader: Process) -> ReplicaRecord | None:
-        """Write into a record that the engine was started as the process `leader`, now. See `update_record`."""
+        """Write into a record that the engine was started as the process `leader`, now, and return the changed record;
+        None: it is gone. Does not raise for a failed write, else as `update_record` does."""
         return self.update_record(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
 
     def remove_record(self, name: str) -> None:
-        """Delete the record of a replica. Does nothing if there is none. Raises OSError if it cannot be deleted."""
+        """Delete the record of a replica. Does nothing if there is none. Raises OSError if it cannot be deleted, and
+        ValueError, OSError and RuntimeUnavailableError as `read_record` does."""
         with self._lock:
             path = self._path(name)
             if self._read(path) is not None:

@@ -229,17 +229,21 @@ class ProcessRuntime:
         return ReplicaMark(record.start_id, self._work_dir / record.name, self._logs.log_path(record.name), leader)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """See `Runtime`. Raises RuntimeUnavailableError if the log cannot be read."""
+        """Return the engine's last log lines, also those of a removed replica whose log was kept; empty: none. `name`
+        must be a replica name of this instance. Raises RuntimeUnavailableError."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """See `Runtime`. Raises RuntimeUnavailableError if the state folder cannot be read."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first. Raises
+        RuntimeUnavailableError if the state folder cannot be read."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """See `Runtime`. Raises RuntimeUnavailableError if a record or a log cannot be read."""
+        """Return what the engine wrote after `cursor`, of an earlier `LogPart`, in whole lines, perhaps none. `cursor`
+        None: the last `lines` lines. Read on while `LogPart.running` is true. The result is None if no log of `name` is
+        known. Raises RuntimeUnavailableError if a record or a log cannot be read."""
         if not is_replica_name(self._instance, name):
             return None
         with _state_errors():
@@ -263,7 +267,8 @@ class ProcessRuntime:
             return await asyncio.to_thread(render)
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """See `Runtime`. Raises nothing."""
+        """Return the host's GPUs that can be read; their processes name their replicas. Empty: there are none, or no
+        NVIDIA driver. None: unknown, since they cannot be read now. Raises nothing."""
         return await self._owners.name_owners(await asyncio.to_thread(self._nvml.read_gpus))
 
     async def _list_processes(self) -> dict[str, builtins.list[int]]:
@@ -289,15 +294,15 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     def get_gpu_error(self) -> str | None:
-        """See `Runtime`."""
+        """Return why the last `read_gpus` found no GPU or failed, in words; None: it found GPUs or was never called."""
         return self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """See `Runtime`."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: it found none, or was never called."""
         return self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """See `Runtime`."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
         return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
@@ -336,8 +341,7 @@ class ProcessRuntime:
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """Check whether a replica could be started: files, program and Python package exist, and the definition renders
-        to a command line. Starts nothing. `image` is ignored. A failed check does not raise; the result says why.
-        """
+        to a command line. Starts nothing. `image` is ignored. A failed check does not raise; the result says why."""
         error = await asyncio.to_thread(self._launcher.check_preflight, model, definition)
         return PreflightResult(error is None, time.time(), error)
 

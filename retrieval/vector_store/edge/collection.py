@@ -131,7 +131,7 @@ class CollectionFolder:
 
     def __init__(self, store: Path, name: str) -> None:
         """Name the folder, which need not exist; nothing is read. Raises ValueError for a name that no collection can
-        have (see `arguments.check_name`)."""
+        have (see `base.check_name`)."""
         check_name(name)
         self.path = store / name
         self._damaged = store / f"{name}{_DAMAGED}"
@@ -405,12 +405,10 @@ class EdgeCollection:
         await self._connect()
 
     async def upsert_points(self, points: Sequence[Point]) -> None:
-        """Write points that `arguments.check_points` has checked, in batches; one with the id of a stored point
-        replaces it.
-
+        """Write points that `base.check_points` has checked, in batches; one with the id of a stored point replaces it.
         Writes are applied in the order of the calls. Searches see all of them when the call returns, and some of them
-        earlier. After an error, some batches may be written. The points are durable after `flush`.
-        """
+        earlier. The points are durable after `flush`. Raises VectorStoreError, ShardDamagedError or OSError (see the
+        class), after which some batches may be written."""
         async with self._writing:
             for start in range(0, len(points), UPSERT_BATCH):
                 batch = points[start : start + UPSERT_BATCH]
@@ -421,7 +419,7 @@ class EdgeCollection:
 
     async def delete_points(self, where: Mapping[str, Any]) -> None:
         """Delete the points that match the filter (see `retrieval.vector_store.payload`), in batches, after all earlier
-        writes. After an error, some points may be deleted."""
+        writes. Raises VectorStoreError, ShardDamagedError or OSError, after which some may be deleted."""
         frame = encode_frame({"op": "delete", "where": where})
         async with self._writing:
             self._note_write(frame)
@@ -429,13 +427,15 @@ class EdgeCollection:
                 await self._flush_after(deleted)
 
     async def flush(self) -> None:
-        """Wait for earlier writes, and make them durable, so that they survive a loss of power."""
+        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Raises
+        VectorStoreError, ShardDamagedError or OSError (see the class)."""
         async with self._writing:
             await self._flush()
 
     async def read_vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
-        """Return the dense vectors of stored points by their ids, scaled to length 1; ids without a point are missing.
-        Only for a collection with dense vectors, and for ids that are UUIDs (see `arguments.check_ids`)."""
+        """Return the dense vectors of stored points by their ids, scaled to length 1; ids without a point or vector are
+        missing. Only for a collection with dense vectors, and for ids that are UUIDs (see `base.check_ids`). Raises
+        VectorStoreError, ShardDamagedError or OSError (see the class)."""
         vectors: dict[str, list[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
             found = await self._request(encode_frame({"op": "vectors", "ids": ids[start : start + UPSERT_BATCH]}))
@@ -443,17 +443,17 @@ class EdgeCollection:
         return vectors
 
     async def search(self, request: Mapping[str, Any], data: bytes = b"") -> list[ScoredPoint]:
-        """Run a search in the shard's process, and return up to `request["limit"]` points, best first.
-
-        `request["op"]` is `search_dense`, with the keys `dimension`, `where` and `limit` and the query's vector in
-        `data` (from `encode_vector`), or `search_sparse`, with `text`, `where`, `corpus` and `limit`, and no data;
-        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode.
-        """
+        """Run a search in the shard's process, and return up to `request["limit"]` points, best first. `request["op"]`
+        is `search_dense`, with the keys `dimension`, `where` and `limit` and the query's vector in `data` (from
+        `encode_vector`), or `search_sparse`, with `text`, `where`, `corpus` and `limit`, and no data; `Shard` describes
+        them. Raises UnicodeEncodeError for text that is not valid Unicode, and VectorStoreError, ShardDamagedError or
+        OSError (see the class)."""
         found = await self._request(encode_frame(request, data))
         return [ScoredPoint(version, ordinal, score) for version, ordinal, score in found]
 
     async def count(self, where: Mapping[str, Any] | None) -> int:
-        """Return the exact number of points that match the filter, or of all points where `where` is None."""
+        """Return the exact number of points that match the filter, or of all points where `where` is None. Raises
+        VectorStoreError, ShardDamagedError or OSError (see the class)."""
         counted: int = await self._request(encode_frame({"op": "count", "where": where}))
         return counted
 

@@ -69,11 +69,9 @@ async def receive_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def encode_vector(vector: Sequence[float]) -> bytes:
-    """Return a vector as 32-bit floats of this machine's byte order, 4 bytes each.
-
-    A float that is too large becomes infinity without an error, so callers check vectors before (see
-    `arguments.check_vector`). Raises OverflowError for an integer that no 64-bit float holds.
-    """
+    """Return a vector as 32-bit floats of this machine's byte order, 4 bytes each. A float that is too large becomes
+    infinity without an error, so callers check vectors before (see `base.check_vector`). Raises OverflowError for an
+    integer that no 64-bit float holds."""
     return array("f", vector).tobytes()
 
 

@@ -14,8 +14,8 @@ from retrieval.vector_store.edge.shard_process import Shard
 
 def main() -> None:
     """Optimize the shard that the command line names (`FOLDER PARENT`), at the lowest priority, then flush and close
-    it. An error ends the program with exit code 1, and so does the end of the process `PARENT` before the start; an end
-    of it later kills the program."""
+    it. Exits with code 1 after an error, or if the process PARENT has ended before; if PARENT ends later, the program
+    is killed."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     os.nice(19)

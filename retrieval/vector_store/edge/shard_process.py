@@ -234,8 +234,8 @@ def main() -> None:
     """Open the shard that the command line names (`FOLDER PARENT BM25 [CREATE]`, see the module), and answer requests
     on stdin with messages on stdout until stdin ends; then flush and close the shard.
 
-    Exits with code 1 where the process PARENT has ended already, or the shard cannot be opened, then after a message
-    with the error, and with `PANICKED` after a panic of Qdrant Edge.
+    Exits with code 1 if the process PARENT has ended already, or if the shard cannot be opened, which a message with
+    the error says; and with `PANICKED` after a panic of Qdrant Edge.
     """
     folder, parent, bm25, create = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]
     return_freed_memory()

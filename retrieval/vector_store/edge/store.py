@@ -81,11 +81,12 @@ class EdgeStore:
         return "edge"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """As `VectorStore` says. No file is read, and nothing is raised."""
+        """Return the specs of all collections, sorted by name. No file is read, and nothing is raised."""
         return [self._collections[name].spec for name in sorted(self._collections)]
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """As `VectorStore` says. It makes the collection's folder, its indexes, and the process that serves it."""
+        """Create an empty collection, its indexes and its process, unless it exists with this spec. Raises
+        CollectionMismatchError if it exists with another one, ValueError for a malformed name, and VectorStoreError."""
         folder = CollectionFolder(self._folder, spec.name)
         async with self._changing:
             if (existing := self._collections.get(spec.name)) is not None:
@@ -98,8 +99,8 @@ class EdgeStore:
                 raise _make_store_error(error) from error
 
     async def delete_collection(self, name: str) -> None:
-        """As `VectorStore` says. It ends the collection's process first. After VectorStoreError, because the files
-        cannot be deleted, the collection is still listed, but closed."""
+        """Delete the collection with its files, after its process has ended; ignore an unknown name. Raises
+        VectorStoreError if the files cannot be deleted; the collection is then still listed, but closed."""
         async with self._changing:
             if (collection := self._collections.get(name)) is None:
                 return
@@ -110,28 +111,34 @@ class EdgeStore:
             del self._collections[name]  # not before: a call after one that failed must try again
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """As `VectorStore` says. Writes of one collection are applied in the order of the calls. The points survive the
-        end of the process at once, and a loss of power after `flush_collection`."""
+        """Write points, in place of stored ones with their ids, in the order of the calls. They survive the end of the
+        process at once, and a loss of power after `flush_collection`. Raises KeyError for an unknown or damaged
+        collection, ValueError for a wrong point (`check_points`), and VectorStoreError."""
         check_points(self._collections[collection].spec, points)
         await self._call(collection, lambda found: found.upsert_points(points))
 
     async def flush_collection(self, collection: str) -> None:
-        """As `VectorStore` says. Searches wait meanwhile, perhaps some tenths of a second."""
+        """Make earlier writes durable, so that they survive a loss of power. Searches wait meanwhile, perhaps some
+        tenths of a second. Raises KeyError for an unknown or damaged collection, and VectorStoreError."""
         await self._call(collection, lambda found: found.flush())
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """As `VectorStore` says."""
+        """Delete all points of these versions, durable after `flush_collection`. Raises KeyError for an unknown or
+        damaged collection, and VectorStoreError, after which some may be deleted."""
         await self._call(collection, lambda found: found.delete_points(make_versions_filter(versions)))
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """As `VectorStore` says."""
+        """Return the dense vectors of stored points by id, of length 1; points without one are missing. Raises KeyError
+        for an unknown or damaged collection, ValueError without dense vectors or for an id that is no UUID;
+        VectorStoreError."""
         check_ids(self._collections[collection].spec, ids)
         return await self._call(collection, lambda found: found.read_vectors(ids))
 
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """As `VectorStore` says."""
+        """Return up to `limit` points of the scope, nearest to `vector` by cosine first. Raises KeyError for an unknown
+        or damaged collection, ValueError for a wrong vector (`check_vector`), and VectorStoreError."""
         check_vector(self._collections[collection].spec, vector)
         request = {
             "op": "search_dense",
@@ -142,7 +149,8 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request, encode_vector(vector)))
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """As `VectorStore` says."""
+        """Return up to `limit` points of the scope that share words with `text`, best by BM25 first. Raises KeyError
+        for an unknown or damaged collection, ValueError for text that is not valid Unicode, and VectorStoreError."""
         request = {
             "op": "search_sparse",
             "text": text,
@@ -153,17 +161,19 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request))
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """As `VectorStore` says."""
+        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
+        Raises KeyError for an unknown or damaged collection, and VectorStoreError."""
         where = None if tenant is None else make_tenant_filter(tenant)
         return await self._call(collection, lambda found: found.count(where))
 
     async def optimize_collection(self, collection: str) -> None:
-        """As `VectorStore` says. The indexes are built in a copy of the collection's files, in a process of its own;
-        after VectorStoreError the old files are still served."""
+        """Build the indexes in a copy of the collection's files, in a process of its own, and serve the copy. Minutes
+        may pass. Raises KeyError for an unknown or damaged collection, and VectorStoreError; the old files are then
+        still served."""
         await self._call(collection, lambda found: found.optimize())
 
     async def close(self) -> None:
-        """As `VectorStore` says. A second `close` does nothing."""
+        """Flush and close all collections, end their processes, and release the lock. May be called again."""
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()
