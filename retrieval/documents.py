@@ -293,16 +293,14 @@ class DocumentService:
 
     async def delete_tenant(self, tenant: str) -> int:
         """Delete all documents, files and vector stores of a tenant. Return how many documents it had. Raises
-        RoundhouseError `tenant_not_found` if it had neither documents nor files (empty vector stores are deleted even
-        then), and `storage_full` or `storage_failed`, after which nothing is deleted. An original that cannot be
-        removed after the deletion goes at the next start."""
+        RoundhouseError `tenant_not_found` if it had none of them, and `storage_full` or `storage_failed`, after which
+        nothing is deleted. An original that cannot be removed after the deletion goes at the next start."""
 
-        def delete(db: sqlite3.Connection) -> tuple[int, list[str]]:
-            forget_stores(db, tenant)
-            return delete_documents(db, tenant), delete_files(db, tenant)
+        def delete(db: sqlite3.Connection) -> tuple[int, int, list[str]]:
+            return forget_stores(db, tenant), delete_documents(db, tenant), delete_files(db, tenant)
 
-        count, file_hashes = await self._write(delete)
-        if not count and not file_hashes:
+        stores, count, file_hashes = await self._write(delete)
+        if not (stores or count or file_hashes):
             raise RoundhouseError("tenant_not_found", f"The tenant {tenant!r:.100} has stored nothing.")
         self._note_deleted(tenant)
         for sha256 in file_hashes:

@@ -337,7 +337,10 @@ class VectorStoreService:
         Raises RoundhouseError `vector_store_not_found`, `file_not_found`, `storage_full` or `storage_failed`;
         sqlite3.Error."""
         document = await self._find_document(tenant, store_id, file_id)
-        await self._documents.delete_document(document.key)
+        try:
+            await self._documents.delete_document(document.key)
+        except RoundhouseError as error:
+            raise (file_not_found(file_id) if error.entry.code == "document_not_found" else error) from None
 
     async def read_text(self, tenant: str, store_id: str, file_id: str) -> str:
         """Return the text that was extracted from a file. Raises RoundhouseError `vector_store_not_found`,

@@ -203,7 +203,7 @@ class StoredResponses:
 
     def call_when_written(self, callback: Callable[[], None]) -> None:
         """Call `callback` once everything that was to be stored until now is written or lost. It is called at once if
-        the gateway stores nothing, and early if too many jobs wait for the store."""
+        the gateway stores nothing."""
         if self._store is None:
             callback()
             return
@@ -212,7 +212,7 @@ class StoredResponses:
             written.exception()  # else asyncio says that nobody has looked at it
             callback()
 
-        self._store.submit_job(lambda _: None).add_done_callback(end)
+        self._store.submit_job(lambda _: None, is_bounded=False).add_done_callback(end)
 
     def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> ObjectWrite | None:
         """Begin to store an ended response with its events, and to add its items to its conversation, all or nothing.

@@ -192,11 +192,12 @@ class StateStore:
 
         The future has the result of `work`. A RoundhouseError that `work` raises is passed on; any other exception
         becomes `response_store_failed`. If `MOST_WAITING` jobs wait, `work` is not called and the future fails with
-        `response_store_failed`. `work` must not change objects of the event loop. It may be called a second time, with
-        a new database, if the file proves to be damaged. A cancelled future does not stop `work`.
+        `response_store_failed`; `is_bounded` False: it waits even then, so it must hold next to nothing. `work` must
+        not change objects of the event loop. It may be called a second time, with a new database, if the file proves
+        to be damaged. A cancelled future does not stop `work`.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if self.waiting_count >= MOST_WAITING:
+        if is_bounded and self.waiting_count >= MOST_WAITING:
             self.failures += 1
             answer.set_exception(store_error("too many wait for it"))
         else:

@@ -173,7 +173,9 @@ def parse_body(model: type[_Body], fields: Fields) -> _Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
-    rule = next((each for each in getattr(model.model_fields.get(name), "metadata", ()) if isinstance(each, Rule)), None)
+    rule = next(
+        (each for each in getattr(model.model_fields.get(name), "metadata", ()) if isinstance(each, Rule)), None
+    )
     if rule is None:
         place = ".".join(str(part) for part in first["loc"])
         raise RoundhouseError("invalid_request", f"`{place}`: {first['msg']}.", param=place)

@@ -116,10 +116,10 @@ def forget_store(db: sqlite3.Connection, tenant: str, store_id: str) -> None:
     db.execute("DELETE FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id))
 
 
-def forget_stores(db: sqlite3.Connection, tenant: str) -> None:
-    """Delete all vector stores of a tenant with their batches, but not their documents. Call within a transaction
-    (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
-    db.execute("DELETE FROM vector_stores WHERE tenant = ?", (tenant,))
+def forget_stores(db: sqlite3.Connection, tenant: str) -> int:
+    """Delete all vector stores of a tenant with their batches, but not their documents, and return how many they were.
+    Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
+    return db.execute("DELETE FROM vector_stores WHERE tenant = ?", (tenant,)).rowcount
 
 
 def add_batch(db: sqlite3.Connection, batch: FileBatch) -> None:

@@ -226,8 +226,12 @@ class DockerRuntime:
         return plain_tail(data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first. Asks no daemon."""
-        return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
+        """Return the names of the model's removed replicas whose logs are kept, newest first. Asks no daemon. Raises
+        RuntimeUnavailableError if the folder of kept logs cannot be read."""
+        try:
+            return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
+        except OSError as error:
+            raise RuntimeUnavailableError(f"the kept logs cannot be read: {error}") from error
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return what the engine wrote after `cursor`, of an earlier `LogPart`, in whole lines, perhaps none. `cursor`

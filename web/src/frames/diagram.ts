@@ -10,16 +10,12 @@ function reply(message: Record<string, unknown>): void {
   parent.postMessage(message, "*");
 }
 
+/** Milliseconds until the frame's width is looked at again. No observer tells it: those of a frame out of sight rest. */
+const PAUSE_MS = 20;
+
 /** Resolves once this frame is laid out: before, Mermaid measures every text as 0 wide, and draws them on one another. */
-function awaitWidth(): Promise<void> {
-  return new Promise((resolve) => {
-    const widths = new ResizeObserver(() => {
-      if (innerWidth === 0) return;
-      widths.disconnect();
-      resolve();
-    });
-    widths.observe(document.documentElement);
-  });
+async function awaitWidth(): Promise<void> {
+  while (innerWidth === 0) await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
 }
 
 // A diagram is as wide as its frame, which gets another width with the window.

@@ -128,6 +128,10 @@ async def test_a_database_that_hangs_is_given_only_so_much(
             with pytest.raises(RoundhouseError, match="too many wait for it") as caught:
                 await store.submit_job(methodcaller("save_objects", stored("c")))
             assert caught.value.entry.code == "response_store_failed"
+            # Who waits for what is stored until now waits all the same.
+            written = store.submit_job(lambda _: None, is_bounded=False)
+            assert not written.done()
+        await written
         assert all([await each for each in asked])
         await store.submit_job(methodcaller("save_objects", stored("d")))
     assert f"the response {rid('lost')} is not stored: too much waits" in caplog.text
