@@ -49,8 +49,9 @@ def test_validate_counts_what_a_good_folder_declares(
     tmp_path: Path, roundhouse: Roundhouse, text: str, words: str, lists: dict[str, list[str]]
 ) -> None:
     write(tmp_path, text)
-    assert roundhouse("validate", str(tmp_path)) == Output(ExitCode.DONE, f"{tmp_path}: good; {words}\n")
-    as_json = roundhouse("validate", str(tmp_path), "--json")
+    command = ("validate", str(tmp_path), "--models", str(tmp_path))
+    assert roundhouse(*command) == Output(ExitCode.DONE, f"{tmp_path}: good; {words}\n")
+    as_json = roundhouse(*command, "--json")
     assert as_json.code == ExitCode.DONE
     assert as_json.json | lists == as_json.json
 
@@ -172,6 +173,7 @@ def test_validate_takes_the_folder_as_an_option_and_a_setting_too(
     line = "roundhouse: the folder stands twice: as an argument and after --desired\n"
     assert roundhouse("validate", str(tmp_path), "--desired", str(tmp_path)) == Output(ExitCode.USAGE, err=line)
     monkeypatch.setenv("ROUNDHOUSE_DESIRED", str(tmp_path))
+    monkeypatch.setenv("ROUNDHOUSE_MODELS", str(tmp_path))
     assert roundhouse("validate") == good
 
 
