@@ -11,7 +11,7 @@ from contract.errors import RoundhouseError
 from contract.routing import ModelRoute
 from gateway.protocols.chat.dialect import adapt_fields, adapt_thinking, ask_for_prompt_tokens, narrow_tools
 from gateway.protocols.chat.prompt_progress import read_progress
-from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector
+from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector, normalize_message
 from gateway.protocols.common import errors
 from gateway.protocols.common.bodies import (
     CHAT_FIELDS,
@@ -82,15 +82,15 @@ def write_request(prompt: Prompt) -> Fields:
 
 
 def answer_of(fields: Fields) -> Answer:
-    """Return the first choice of a decoded blocking chat completion as an `Answer`. Raises nothing.
+    """Return the first choice of a decoded blocking chat completion as an `Answer`. Raises RoundhouseError
+    `engine_error` for a message that says something which an answer has no place for (`normalize_message`).
 
     Fields that the engine leaves out or gives in another type count as empty. Without any choice the answer is empty.
     """
     choices = fields.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     message = choice.get("message")
-    if not isinstance(message, dict):
-        message = {}
+    message = normalize_message(message) if isinstance(message, dict) else {}
     calls = tuple(_calls(message.get("tool_calls")))
     return Answer(
         id=id_of(fields),
@@ -523,12 +523,19 @@ class TranslatedStream(EventReader):
         if "__verbose" in fields:  # llama-server sends it in the first of its last events
             self._stop_sequence = stop_sequence_in(fields)
 
+    def _take_unreadable(self) -> None:
+        self._take_error({"message": "The engine sent an event that is no JSON.", "code": 502, "type": "server_error"})
+
     def _write_choice(self, choice: Fields) -> None:
         if choice.get("index"):
             return  # the client's family has room for one answer: the first
         delta = choice.get("delta")
         if delta and isinstance(delta, dict):
-            self._write_delta(delta, choice)
+            try:
+                self._write_delta(normalize_message(delta), choice)
+            except RoundhouseError as error:
+                self._take_error({"message": error.message, "code": 502, "type": "server_error"})
+                return
         if choice.get("finish_reason") is not None:
             self._has_ended = True
             finish = finish_of(choice)

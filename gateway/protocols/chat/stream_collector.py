@@ -1,15 +1,98 @@
-"""Builds a blocking chat completion or completion from the events of a stream."""
+"""Builds a blocking chat completion or completion from the events of a stream, and reads messages of odd forms."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from contract.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.dialect import UsageTally
+from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.streams import EventCollector
 
 _STREAMS_ONLY = ("prompt_progress", "obfuscation")
 """Fields that streams have and blocking answers have not."""
+
+_THOUGHTS: Final = ("thinking", "reasoning", "reasoning.text", "reasoning.summary", "summary")
+"""Types of parts that hold thoughts: Mistral's, OpenRouter's."""
+
+
+def normalize_message(message: Fields) -> Fields:
+    """Return a message, or a delta of one, with texts as strings and calls as `tool_calls`, whose arguments are JSON
+    texts; the same object where it is so already. Servers also send content as a list of parts, arguments as an
+    object, thoughts as parts, and the `function_call` of before 2023.
+
+    Raises:
+        RoundhouseError: `engine_error`: it says something that has no place in an answer.
+    """
+    content, details = message.get("content"), message.get("reasoning_details")
+    is_text = content is None or isinstance(content, str)
+    if is_text and not details and not message.get("tool_calls") and not message.get("function_call"):
+        return message
+    found = {**message}
+    if not is_text:
+        found |= _read_content(content)
+    if details and not message.get("reasoning_content") and not message.get("reasoning"):
+        found["reasoning_content"] = _flatten(details)
+    if call := found.pop("function_call", None):
+        found["tool_calls"] = [{"index": 0, "type": "function", "function": call}]
+    if calls := found.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise _unknown_form("tool_calls")
+        found["tool_calls"] = [_normalize_call(each) for each in calls]
+    return found
+
+
+def _read_content(content: Any) -> Fields:
+    """Return the fields of a message that a list of parts stands for."""
+    if not isinstance(content, list):
+        raise _unknown_form("content")
+    texts = {"content": "", "reasoning_content": "", "refusal": ""}
+    for part in content:
+        field, text = _read_part(part)
+        texts[field] += text
+    return {name: text or None for name, text in texts.items() if text or name == "content"}
+
+
+def _normalize_call(call: Any) -> Fields:
+    if not isinstance(call, dict):
+        raise _unknown_form("tool_calls")
+    function = call.get("function")
+    if function is None:
+        return call
+    if not isinstance(function, dict):
+        raise _unknown_form("tool_calls")
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        return call
+    return {**call, "function": {**function, "arguments": json_bytes(arguments).decode()}}
+
+
+def _read_part(part: Any) -> tuple[str, str]:
+    """Return the field that a part of a message's content belongs to, and its text."""
+    if isinstance(part, str):
+        return "content", part
+    kind = part.get("type") if isinstance(part, dict) else part
+    if kind in (None, "text", "output_text") and isinstance(part, dict) and isinstance(part.get("text"), str):
+        return "content", part["text"]
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return "refusal", part["refusal"]
+    if kind in _THOUGHTS:
+        return "reasoning_content", _flatten([part])
+    raise _unknown_form("content")
+
+
+def _flatten(value: Any) -> str:
+    """Return the texts of thoughts, which are in parts within each other. What is encrypted has none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return _flatten(value.get("thinking") or value.get("text") or value.get("summary") or value.get("content"))
+    return "".join(_flatten(each) for each in value) if isinstance(value, list) else ""
+
+
+def _unknown_form(field: str) -> RoundhouseError:
+    return RoundhouseError("engine_error", f"The engine answered with `{field}` in a form that is not known here.")
 
 
 class OpenAICollector(EventCollector):
@@ -37,6 +120,15 @@ class OpenAICollector(EventCollector):
         return answer_id if isinstance(answer_id, str) and answer_id else None
 
     def _take_event(self, fields: Fields) -> None:
+        try:
+            self._add_event(fields)
+        except RoundhouseError as error:
+            self._take_error({"message": error.message, "code": 502, "type": "server_error"})
+
+    def _take_unreadable(self) -> None:
+        self._take_error({"message": "The engine sent an event that is no JSON.", "code": 502, "type": "server_error"})
+
+    def _add_event(self, fields: Fields) -> None:
         choices = fields.pop("choices", None)
         usage = fields.pop("usage", None)
         self._top.update(fields)
@@ -97,7 +189,7 @@ class _Choice:
         for name, value in choice.items():
             if name == "delta":
                 if isinstance(value, dict):
-                    self._add_delta(value)
+                    self._add_delta(normalize_message(value))
             elif name == "text":
                 if isinstance(value, str):
                     _append(self._texts, name, value)

@@ -328,7 +328,7 @@ _ERROR_STARTS: Final = ("event: error", "event:error", "error:")
 
 class EventReader(EventCutter, ABC):
     """Base of classes that decode an engine's stream; subclasses say what an event does. One instance serves one
-    stream. Each event is decoded once, when it is whole; data that is no JSON object is skipped without an error.
+    stream. Each event is decoded once, when it is whole; data that is no JSON object goes to `_take_unreadable`.
 
     `usage` holds the token counts reported so far; None: none yet.
     """
@@ -368,7 +368,7 @@ class EventReader(EventCutter, ABC):
             try:
                 fields = _DECODE(event, opening)[0]
             except ValueError:
-                fields = None
+                fields = self._read_slowly(event)
         else:
             fields = self._read_slowly(event)
         is_object = isinstance(fields, dict)
@@ -379,17 +379,24 @@ class EventReader(EventCutter, ABC):
                 return
         if is_object:
             self._take_event(fields)
+        elif fields is not None:
+            self._take_unreadable()
+
+    def _take_unreadable(self) -> None:
+        """Handle an event whose data is no JSON object. The base skips it."""
 
     def _read_slowly(self, event: str) -> Any:
+        """Return the data of an event; None: it has none, or it is the end; the text itself where it is no JSON."""
         lines = [line.split(":", 1) for line in event.split("\n") if line.startswith("data:")]
         data = "\n".join([value.removeprefix(" ") for _, value in lines]).strip()
         if data == "[DONE]":
             self.is_done = True
+        if data in ("", "[DONE]", "null"):
             return None
         try:
             return json.loads(data)
         except ValueError:
-            return None
+            return data
 
 
 class EventCollector(EventReader):

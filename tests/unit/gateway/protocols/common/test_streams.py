@@ -29,7 +29,11 @@ def test_an_error_event_is_the_answer_of_a_stream_that_is_collected(event: bytes
     assert (status >= 400, json.loads(body)) == (True, {"error": error})
 
 
-def test_an_event_that_is_neither_json_nor_an_error_is_skipped() -> None:
+def test_an_event_that_is_no_json_is_an_error_of_the_server() -> None:
+    """It said something, and nobody knows what."""
     collector = ChatCollector(is_chat=True)
     collector.feed_data(b"data: what is an error:\n\n")
-    assert collector.build_result() is None, "the stream has not reached its end"
+    result = collector.build_result()
+    assert result is not None
+    assert result[0] == 502
+    assert b"no JSON" in result[1]
