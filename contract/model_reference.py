@@ -7,6 +7,8 @@
 | `ollama:NAME[:TAG][@DIGEST]`, `oci:HOST/NAME[:TAG][@DIGEST]` | a model in a registry |
 | `https://HOST/PATH#sha256=HEX` | one file, by its address and hash |
 | `file:/ABSOLUTE/PATH` | a file or a folder of the machine |
+
+Addresses of pages of both hubs, as people copy them, and `hf://` are understood as what they show.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ _REGISTRY_NAME: Final = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(
 _OLLAMA_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,79})?", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](?::[0-9]{1,5})?", re.ASCII)
+_PAGE: Final = re.compile(r"(?:https?://)?(?:www\.)?(?P<host>[a-z.]+)/+(?P<path>[^?#]+?)/*(?:[?#].*)?", re.ASCII)
+_HUB_HOSTS: Final = ("hf.co", "huggingface.co")
+_OLLAMA_HOSTS: Final = ("ollama.com", "registry.ollama.ai")
+_NO_MODELS: Final = ("api", "collections", "datasets", "docs", "papers", "spaces")
+"""Of the Hugging Face hub's addresses: what begins with none of its users."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _FORMS: Final = (
     "hf:USER/REPO:QUANT, hf:USER/REPO/FILE, ollama:NAME:TAG, oci:HOST/NAME:TAG, https://…#sha256=HEX, file:/PATH"
@@ -108,7 +115,9 @@ ModelReference = HubReference | RegistryReference | UrlReference | LocalReferenc
 def parse_reference(text: str) -> ModelReference:
     """Parse a reference to a model: `[hf:]USER/REPO[:QUANT][@REVISION]`, `[hf:]USER/REPO/PATH[@REVISION]`,
     `ollama:NAME[:TAG][@DIGEST]`, `oci:HOST/NAME[:TAG][@DIGEST]`, `https://HOST/PATH#sha256=HEX` (or `http:`) or
-    `file:/ABSOLUTE/PATH`. `str` of the result is the reference's canonical form. Nothing is looked up.
+    `file:/ABSOLUTE/PATH`; or the address of a page of the Hugging Face hub or Ollama's, such as
+    `https://huggingface.co/USER/REPO/blob/REVISION/PATH`, `hf.co/USER/REPO:QUANT`, `hf://USER/REPO`,
+    `ollama.com/library/NAME`. `str` of the result is the reference's canonical form. Nothing is looked up.
 
     Raises:
         InvalidReferenceError: `text` has none of the forms, more than 2048 characters, or white space around it. It is
@@ -118,6 +127,11 @@ def parse_reference(text: str) -> ModelReference:
         raise InvalidReferenceError(f"A reference has at most {LONGEST_REFERENCE} characters.")
     if not text.isprintable() or text != text.strip():
         raise _invalid(text, "it has white space or control characters")
+    page = _PAGE.fullmatch(text)
+    if page is not None and page["host"] in _HUB_HOSTS and "#sha256=" not in text:
+        return _parse_hub_page(text, page["path"])
+    if page is not None and page["host"] in _OLLAMA_HOSTS and "#sha256=" not in text:
+        return _parse_ollama(text, page["path"].removeprefix("library/"))
     scheme, colon, rest = text.partition(":")
     if colon and scheme in _PARSERS:
         return _PARSERS[scheme](text, rest)
@@ -142,7 +156,25 @@ def validate_file_path(path: str) -> str | None:
     return None
 
 
+def _parse_hub_page(text: str, path: str) -> HubReference:
+    """`path`: of the address, such as `USER/REPO/blob/main/a.gguf`."""
+    parts = [unquote(part) for part in path.split("/")]
+    if parts[0] in _NO_MODELS:
+        raise _invalid(text, "the address is no page of a model")
+    repo, kind, revision, file = "/".join(parts[:2]), parts[2:3], parts[3:4], "/".join(parts[4:])
+    if not kind:
+        return _parse_hub(text, repo)
+    if kind[0] not in ("blob", "raw", "resolve", "tree") or not revision:
+        raise _invalid(text, "the address is no page of a repository, its files or one of them")
+    if kind[0] == "tree" and file:
+        raise _invalid(text, "the address is that of a folder: name the repository, or a file in it")
+    at = "" if revision[0] == "main" else f"@{revision[0]}"
+    return _parse_hub(text, f"{repo}/{file}{at}" if file else f"{repo}{at}")
+
+
 def _parse_hub(text: str, rest: str) -> HubReference:
+    if rest.startswith("//"):  # as Python's file systems name it: hf://USER/REPO@REVISION/PATH
+        rest = re.sub(r"^([^/]+/[^/@]+)(@[^/]+)/(.+)$", r"\1/\3\2", rest.removeprefix("//").removeprefix("models/"))
     named, at, revision = rest.rpartition("@")
     if not at:
         named, revision = rest, ""

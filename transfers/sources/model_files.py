@@ -69,9 +69,10 @@ def choose_files(
 def _choose_gguf(every: Sequence[str], models: Sequence[str], quantisation: str | None) -> ChosenFiles:
     first_shards = [each for each in models if (split := _SPLIT.fullmatch(each)) is None or int(split["number"]) == 1]
     for wanted in DEFAULT_QUANTISATIONS if quantisation is None else (quantisation,):
-        # As llama-server's `-hf` has it, but a whole word first: Q4_K is not IQ4_K.
-        for before in (r"(?<![A-Za-z0-9])", ""):
-            named = re.compile(rf"{before}{re.escape(wanted)}[.-]", re.IGNORECASE)
+        # As llama-server's `-hf` has it, but first a whole word (Q4_K is not IQ4_K) that ends the name.
+        word, whole = re.escape(wanted), r"(?<![A-Za-z0-9])"
+        for pattern in (rf"{whole}{word}(?:-\d{{5}}-of-\d{{5}})?\.gguf$", rf"{whole}{word}[.-]", rf"{word}[.-]"):
+            named = re.compile(pattern, re.IGNORECASE)
             found = next((each for each in first_shards if named.search(each)), None)
             if found is not None:
                 return _with_projector(every, found)

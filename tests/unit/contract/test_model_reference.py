@@ -20,6 +20,11 @@ from contract.model_reference import (
 
 HEX = "0123456789abcdef" * 4
 DIGEST = f"sha256:{HEX}"
+PAGES = (
+    *("hf://u/r", "huggingface.co/u/r", "https://huggingface.co/u/r", "http://www.huggingface.co/u/r/"),
+    *("https://huggingface.co/u/r/tree/main", "https://huggingface.co/u/r?library=x", "https://hf.co/u/r#files"),
+)
+"""Addresses of one repository."""
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,34 @@ DIGEST = f"sha256:{HEX}"
         (f"oci:g.io/a@{DIGEST}", RegistryReference("g.io", "a", "latest", DIGEST), f"oci:g.io/a:latest@{DIGEST}"),
         (f"https://h/a#sha256={HEX.upper()}", UrlReference("https://h/a", HEX), f"https://h/a#sha256={HEX}"),
         (f"http://h:1/a?b=c#sha256={HEX}", UrlReference("http://h:1/a?b=c", HEX), f"http://h:1/a?b=c#sha256={HEX}"),
+        ("hf.co/u/r", HubReference("u/r"), "hf:u/r"),
+        ("hf.co/u/r:Q4_K_M", HubReference("u/r", "Q4_K_M"), "hf:u/r:Q4_K_M"),
+        *((text, HubReference("u/r"), "hf:u/r") for text in PAGES),
+        (
+            "https://huggingface.co/u/r/blob/main/a%20b/c.gguf",
+            HubReference("u/r", None, "a b/c.gguf"),
+            "hf:u/r/a b/c.gguf",
+        ),
+        (
+            "https://hf.co/u/r/resolve/v1/c.gguf?download=true",
+            HubReference("u/r", None, "c.gguf", "v1"),
+            "hf:u/r/c.gguf@v1",
+        ),
+        (
+            "https://huggingface.co/u/r/tree/refs%2Fpr%2F1",
+            HubReference("u/r", None, None, "refs/pr/1"),
+            "hf:u/r@refs/pr/1",
+        ),
+        ("hf://u/r@v1/a/c.gguf", HubReference("u/r", None, "a/c.gguf", "v1"), "hf:u/r/a/c.gguf@v1"),
+        ("hf://u/r:Q8_0", HubReference("u/r", "Q8_0"), "hf:u/r:Q8_0"),
+        ("https://ollama.com/library/qwen3:8b", RegistryReference(None, "qwen3", "8b"), "ollama:qwen3:8b"),
+        ("ollama.com/me/m", RegistryReference(None, "me/m"), "ollama:me/m:latest"),
+        ("registry.ollama.ai/library/m:8b", RegistryReference(None, "m", "8b"), "ollama:m:8b"),
+        (
+            f"https://huggingface.co/u/r/resolve/main/c.gguf#sha256={HEX}",
+            UrlReference("https://huggingface.co/u/r/resolve/main/c.gguf", HEX),
+            f"https://huggingface.co/u/r/resolve/main/c.gguf#sha256={HEX}",
+        ),
         ("file:///m/a.gguf", LocalReference("/m/a.gguf"), "file:/m/a.gguf"),
         ("file:/m/", LocalReference("/m"), "file:/m"),
     ],
@@ -68,6 +101,11 @@ def test_a_reference_names_one_thing(text: str, reference: ModelReference, canon
         ("ollama:a@", "no digest"),
         *((text, "HOST/NAME:TAG") for text in ("oci:host", "oci:host/UPPER", "oci:ho st/a", "oci:h/a/../b")),
         ("https://h/a.gguf", "hash is missing"),
+        ("https://huggingface.co/datasets/u/r", "no page of a model"),
+        ("https://huggingface.co/u", "USER/REPO"),
+        ("https://huggingface.co/u/r/discussions/1", "no page of a repository"),
+        ("https://huggingface.co/u/r/tree/main/folder", "that of a folder"),
+        ("https://huggingface.co/u/r/blob/main/../x", "`..`"),
         (f"https://h/#sha256={HEX}", "names no file"),
         (f"https://h/a%2Fb#sha256={HEX}", "names no file"),
         (f"https://h/..#sha256={HEX}", "names no file"),

@@ -35,6 +35,8 @@ def choose(
         (GGUF, {"quantisation": "q8_0"}, ("m-Q8_0.gguf",)),
         (("m-IQ4_K.gguf", "m-Q4_K.gguf"), {"quantisation": "Q4_K"}, ("m-Q4_K.gguf",)),
         (("m-IQ4_K.gguf",), {"quantisation": "Q4_K"}, ("m-IQ4_K.gguf",)),
+        (("m-Q4_K_M-imat.gguf", "m-Q4_K_M.gguf"), {"quantisation": "Q4_K_M"}, ("m-Q4_K_M.gguf",)),
+        (("m-Q4_K_M-imat.gguf",), {"quantisation": "Q4_K_M"}, ("m-Q4_K_M-imat.gguf",)),
         (GGUF, {}, ("m-Q4_K_M.gguf",)),
         (("m-Q8_0.gguf", "m-F16.gguf"), {}, ("m-Q8_0.gguf",)),
         (("m-F16.gguf", "n-F16.gguf"), {}, ("m-F16.gguf",)),
@@ -43,7 +45,8 @@ def choose(
         (("mmproj-F16.gguf", *GGUF), {"path": "m-Q8_0.gguf"}, ("m-Q8_0.gguf",)),
     ],
     ids=[
-        *("a name in any case", "a whole word first", "a part of a word", "the usual one without a name"),
+        *("a name in any case", "a whole word first", "a part of a word", "the end of the name", "within the name"),
+        "the usual one without a name",
         *("the best without the usual", "the first of equals", "all shards in order", "the shards of a path"),
         "a path alone",
     ],
