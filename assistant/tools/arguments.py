@@ -45,23 +45,22 @@ class ArgumentCheck:
     """
 
     def __init__(self, schema: Fields) -> None:
-        """`schema`: JSON Schema, of the newest version unless `$schema` names another one. References lead nowhere but
-        to other parts of it.
+        """`schema`: JSON Schema, of the version that `$schema` names; without it of the newest, else of draft 4, which
+        many servers write. References lead nowhere but to other parts of it. Its regular expressions may be of
+        ECMA-262, as JSON Schema has them.
 
         Raises:
             SchemaProblem: the schema is not valid, has more than `LARGEST_SCHEMA` bytes, or is nested deeper than
                 `DEEPEST_SCHEMA`.
         """
         from jsonschema.exceptions import SchemaError
-        from jsonschema.validators import Draft202012Validator, validator_for
 
         if not _is_within(schema, DEEPEST_SCHEMA, LARGEST_SCHEMA):
             raise SchemaProblem(f"its schema is nested deeper than {DEEPEST_SCHEMA}, or has too many values")
         if len(json.dumps(schema)) > LARGEST_SCHEMA:
             raise SchemaProblem(f"its schema is larger than {LARGEST_SCHEMA} bytes")
         try:
-            kind = validator_for(schema, default=Draft202012Validator)
-            kind.check_schema(schema)
+            kind = _find_version(schema)
         except SchemaError as error:
             raise SchemaProblem(f"its schema is not valid: {error.message:.200}") from None
         except Exception as error:  # noqa: BLE001 - whatever a server's schema makes of the library
@@ -116,6 +115,30 @@ class ArgumentCheck:
         # An empty registry: a reference leads to another part of the schema, and never to the network.
         validator: Validator = extend(kind, keywords)(schema, registry=Registry())
         return validator
+
+
+def _find_version(schema: Fields) -> Any:
+    """Return the validator of the schema's version. Raises SchemaError: it is valid in none."""
+    from jsonschema import FormatChecker
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft4Validator, Draft202012Validator, validator_for
+
+    # Of no formats: the library would have patterns be Python's regular expressions.
+    no_formats = FormatChecker(formats=())
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema, format_checker=no_formats)
+    except SchemaError:
+        if "$schema" in schema:
+            raise
+        try:
+            Draft4Validator.check_schema(schema, format_checker=no_formats)
+        except SchemaError:
+            pass
+        else:
+            return Draft4Validator
+        raise
+    return kind
 
 
 class _TooManyStepsError(Exception):

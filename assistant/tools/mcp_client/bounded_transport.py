@@ -12,9 +12,11 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import httpx2
+from mcp_types.methods import parse_server_result
+from pydantic import ValidationError
 
 from contract.tools import MOST_OUTPUT_KIB
 from gateway.control.inflight import InflightCounts
@@ -30,6 +32,17 @@ ANSWER_FACTOR: Final = 6
 """How many times the cap of a tool's output an answer may have: JSON may take six bytes for one of the text."""
 _OF_NO_REPLICA: Final = frozenset({401, 503})
 """Statuses of a replica that is none any more: another one has its address, or the bridge's server has ended."""
+LISTS: Final = {
+    "tools": "tools/list",
+    "prompts": "prompts/list",
+    "resources": "resources/list",
+    "resourceTemplates": "resources/templates/list",
+}
+"""The method that answers with a list of this name."""
+_MOST_READ: Final = 1000
+"""Entries of an answer that are read; more than are kept of a server."""
+_ASSUMED_VERSION: Final = "2025-11-25"
+"""Of the protocol, for a server whose version the request does not name."""
 DEEPEST_LISTING: Final = 128
 """Objects and arrays within each other that are read of a listing. The library takes some more, and fails a whole list
 for one entry that has more."""
@@ -103,8 +116,8 @@ class RunningCalls:
 class BoundedTransport(httpx2.AsyncBaseTransport):
     """Sends requests by another transport. An answer may have `most_bytes` bytes and take `within_s` seconds; streams
     of notifications may go on. No answer may be compressed. What is nested in a listing below `DEEPEST_LISTING` levels
-    becomes null, so that it costs its own entry alone. Tells `calls` of answers, and of connections that are
-    refused or break."""
+    becomes null, and what the library cannot read of it is left out, so that it costs its own entry alone. Tells
+    `calls` of answers, and of connections that are refused or break."""
 
     def __init__(
         self, inner: httpx2.AsyncBaseTransport, *, max_output_kib: int, within_s: float, calls: RunningCalls
@@ -117,6 +130,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._calls = calls
         self.most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_FACTOR * 1024 * max_output_kib)
         """Largest answer in bytes."""
+        self.left_out: list[str] = []
+        """Why entries of listings are left out, one sentence each. Whoever lists clears it before."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; its header `accept-encoding` is replaced. A POST whose connection fails, or whose answer is
@@ -156,7 +171,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             kind: type[Exception] = httpx2.SSEError if is_events else httpx2.StreamError
             response.stream = bounded = _BoundedStream(stream, self, ends_at, kind)
             if _asks_for_list(request):
-                response.stream = _CutStream(bounded, DepthCut(DEEPEST_LISTING), is_events=is_events)
+                version = request.headers.get("mcp-protocol-version", _ASSUMED_VERSION)
+                entries = ListingFilter(version, self.left_out, is_events=is_events)
+                response.stream = _CutStream(bounded, entries, is_events=is_events)
+                response.headers.pop("content-length", None)
         return response
 
     async def aclose(self) -> None:
@@ -231,11 +249,11 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 class _CutStream(httpx2.AsyncByteStream):
-    """A listing, of which `cut` removes what is nested too deep: the whole of it, or line by line of events."""
+    """A listing that is filtered: the whole of it, or line by line of events."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream, cut: DepthCut, *, is_events: bool) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, entries: ListingFilter, *, is_events: bool) -> None:
         self._inner = inner
-        self._cut = cut
+        self._entries = entries
         self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -250,10 +268,79 @@ class _CutStream(httpx2.AsyncByteStream):
         yield await self._feed(bytes(held))
 
     async def _feed(self, text: bytes) -> bytes:
-        return self._cut.feed(text) if len(text) < _IN_THREAD_BYTES else await asyncio.to_thread(self._cut.feed, text)
+        feed = self._entries.feed
+        return feed(text) if len(text) < _IN_THREAD_BYTES else await asyncio.to_thread(feed, text)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class ListingFilter:
+    """Leaves out what the library cannot read of a listing, entry by entry, and notes why: it would refuse the whole
+    listing for one of them. What is no listing passes as it is."""
+
+    def __init__(self, version: str, left_out: list[str], *, is_events: bool) -> None:
+        """`version`: of the protocol. `left_out` gets a sentence for each entry. `is_events`: parts are whole lines of
+        an event stream; else the one part is the answer's JSON."""
+        self._version = version
+        self._left_out = left_out
+        self._is_events = is_events
+        self._cut = DepthCut(DEEPEST_LISTING)
+
+    def feed(self, text: bytes) -> bytes:
+        """Return what is passed on of the next part."""
+        text = self._cut.feed(text)
+        if not self._is_events:
+            return self._filter_message(text)
+        return b"".join(map(self._filter_line, text.splitlines(keepends=True)))
+
+    def _filter_line(self, line: bytes) -> bytes:
+        if not line.startswith(b"data:"):
+            return line
+        data = line[len(b"data:") :].strip()
+        filtered = self._filter_message(data)
+        return line if filtered is data else b"data: " + filtered + line[len(line.rstrip(b"\r\n")) :]
+
+    def _filter_message(self, text: bytes) -> bytes:
+        try:
+            message = json.loads(text)
+            result = message["result"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return text
+        if not isinstance(result, dict):
+            return text
+        kept = {name: self._choose(name, result) for name in LISTS if isinstance(result.get(name), list)}
+        if all(len(entries) == len(result[name]) for name, entries in kept.items()):
+            return text
+        return json.dumps({**message, "result": {**result, **kept}}).encode()
+
+    def _choose(self, name: str, result: dict[str, Any]) -> list[Any]:
+        """Return the entries of a list that can be read; all where the answer cannot be read without them either."""
+        entries: list[Any] = result[name]
+        if self._find_fault(name, {**result, name: []}) is not None:
+            return entries
+        kept = []
+        for entry in entries[:_MOST_READ]:
+            fault = self._find_fault(name, {**result, name: [entry]})
+            if fault is None:
+                kept.append(entry)
+                continue
+            kind = "resource" if name == "resourceTemplates" else name.removesuffix("s")
+            called = entry.get("name") if isinstance(entry, dict) else None
+            self._left_out.append(f"The {kind} {str(called)!r:.100} is left out: {fault}.")
+        return kept
+
+    def _find_fault(self, name: str, result: dict[str, Any]) -> str | None:
+        """Return why the library would refuse the answer; None: it reads it, or does not know the version."""
+        try:
+            parse_server_result(LISTS[name], self._version, result)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"] if part not in (name, 0))
+            return f"{place}: {first['msg']}" if place else first["msg"]
+        except (KeyError, ValueError):
+            return None
+        return None
 
 
 class DepthCut:

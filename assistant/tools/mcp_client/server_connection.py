@@ -305,6 +305,8 @@ class ServerConnection:
         self.route = route
         self._clock = clock
         self._client: Client | None = None
+        self._left_out: list[str] = []
+        """Of the newest connection's transport, see `BoundedTransport.left_out`."""
         self._wake = asyncio.Event()
         """Set where a refresh, or another try to connect, is wanted before its time."""
         self._changed = asyncio.Event()
@@ -535,6 +537,7 @@ class ServerConnection:
         http = await stack.enter_async_context(
             httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
         )
+        self._left_out = transport.left_out
         streams = streamable_http_client(route.url, http_client=http, max_sse_event_size=transport.most_bytes)
         return Client(
             streams,
@@ -568,12 +571,14 @@ class ServerConnection:
 
     async def _refresh(self, client: Client) -> None:
         """List what the server offers. Raises MCPError, or TimeoutError of the caller's: it does not answer."""
+        self._left_out.clear()
         offers = await list_offers(client)
+        unreadable = list(dict.fromkeys(self._left_out))
         tools, left_out = await asyncio.to_thread(self._offer_tools, offers.tools)
         resources = offers.resources if self.offers(READ_RESOURCE) else ()
         prompts = offers.prompts if self.offers(GET_PROMPT) else ()
         status = self.status
-        catalog = Catalog(tools, resources, prompts, tuple((left_out + offers.left_out)[:MOST_LEFT_OUT]))
+        catalog = Catalog(tools, resources, prompts, tuple((unreadable + left_out + offers.left_out)[:MOST_LEFT_OUT]))
         self.status = ServerStatus(status.name, status.state, status.since, status.reason, catalog)
 
     def _offer_tools(self, tools: list[Any]) -> tuple[dict[str, OfferedTool], list[str]]:

@@ -20,8 +20,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[3]
 RAISE: Final = "a line beside it here says what was bought"
 MODULES: Final = 487
 """One more than by ADR 30: `common/network/answers`; a gateway holds no HTTP client that it does not use (3.7 MiB)."""
-LINES: Final = 116_800
-"""Of Python. Aim: 102,000. 200 more than by ADR 30: docstrings that newcomers missed, encodings, odd answers."""
+LINES: Final = 116_950
+"""Of Python. Aim: 102,000. 350 more than by ADR 30: docstrings, encodings, odd answers, MCP lists."""
 LONGEST_FILE: Final = 800
 MODULES_PER_FOLDER: Final = 20
 IN_A_CIRCLE: Final = 7

@@ -267,10 +267,43 @@ async def test_a_schema_that_is_nested_too_deep_takes_its_tool_alone(
     assert await call_text(gateway, "fake__after", a=1) == "{'a': 1}"
 
 
+UNREADABLE: dict[str, dict[str, Any]] = {
+    "typeless": {"inputSchema": {"properties": {}}},
+    "empty": {"inputSchema": {}},
+    "null": {"inputSchema": None},
+    "numbers": {"inputSchema": {"type": "object", "properties": 1}},
+    "choice": {"inputSchema": {"anyOf": [{"type": "object"}]}},
+    "list": {"inputSchema": {"type": ["object", "null"]}},
+    "output": {"outputSchema": {"properties": {}}},
+    "icons": {"icons": "x"},
+}
+
+
+async def test_an_entry_that_cannot_be_read_costs_itself_alone(server: FakeMcpServer, gateway: GatewayHarness) -> None:
+    """Usual mistakes of servers, of which one took all tools of a server."""
+    nameless = [{**tool("x"), "name": 5}, "no object"]
+    server.tools = [
+        tool("first"),
+        *(tool(name, **fields) for name, fields in UNREADABLE.items()),
+        *nameless,
+        tool("last"),
+    ]
+    server.prompts = [{"name": "good"}, {"name": "bad", "arguments": "x"}]
+    server.resources = [{"uri": "file:///a", "name": "a"}, {"uri": "file:///b"}]
+    told = await connect(gateway, server.route())
+    assert told["tools"] == ["fake__first", "fake__last"]
+    for name in UNREADABLE:
+        assert f"The tool '{name}' is left out: " in told["reason"]
+    assert "The tool '5' is left out: name: Input should be a valid string." in told["reason"]
+    assert "The prompt 'bad' is left out: arguments: " in told["reason"]
+    assert "The resource 'None' is left out: name: Field required." in told["reason"]
+    assert await call_text(gateway, "fake__last", a=1) == "{'a': 1}"
+
+
 async def test_a_list_that_cannot_be_read_is_said(server: FakeMcpServer, gateway: GatewayHarness) -> None:
-    server.tools = [tool("bad", inputSchema={"type": "object", "properties": 1})]
+    server.answers["tools/list"] = answering({"tools": "none"})
     await gateway.publish(mcp_servers=(server.route(),))
-    assert (await down(gateway)).startswith("its answer cannot be read: tools.0.inputSchema.properties: ")
+    assert (await down(gateway)).startswith("its answer cannot be read: tools: ")
 
 
 async def test_results_are_texts(server: FakeMcpServer, gateway: GatewayHarness) -> None:

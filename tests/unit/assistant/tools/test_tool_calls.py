@@ -67,6 +67,21 @@ def test_a_schema_that_is_none_is_a_problem(schema: dict[str, Any]) -> None:
         ArgumentCheck(schema)
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"^\p{L}+$", r"(?<y>\d{4})", r"^[^\/]+$", r"^\u{1F600}$", "[^]", r"[\w-.]", r"(?<!a)b", "^(", "\\c"]
+)
+def test_expressions_of_another_language_are_the_servers_to_check(pattern: str) -> None:
+    """JSON Schema recommends ECMA-262, of which Python's `re` refuses some."""
+    for schema in ({"properties": {"p": {"pattern": pattern}}}, {"patternProperties": {pattern: {}}}):
+        ArgumentCheck({"type": "object", **schema}).check({"p": "x"})
+
+
+def test_a_schema_of_draft_4_is_read_as_one() -> None:
+    schema = {"properties": {"n": {"type": "number", "minimum": 0, "exclusiveMinimum": True}}}
+    ArgumentCheck(schema).check({"n": 1})
+    assert refusal(schema, {"n": 0}).param == "params.n"
+
+
 def test_expressions_of_a_schema_are_not_run() -> None:
     """They may take any time; the server checks by itself."""
     schema = {
