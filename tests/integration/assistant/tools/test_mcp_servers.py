@@ -281,7 +281,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
 
 async def test_an_entry_that_cannot_be_read_costs_itself_alone(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     """Usual mistakes of servers, of which one took all tools of a server."""
-    nameless = [{**tool("x"), "name": 5}, "no object"]
+    nameless: list[Any] = [{**tool("x"), "name": 5}, "no object"]
     server.tools = [
         tool("first"),
         *(tool(name, **fields) for name, fields in UNREADABLE.items()),

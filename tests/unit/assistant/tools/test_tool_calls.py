@@ -72,7 +72,8 @@ def test_a_schema_that_is_none_is_a_problem(schema: dict[str, Any]) -> None:
 )
 def test_expressions_of_another_language_are_the_servers_to_check(pattern: str) -> None:
     """JSON Schema recommends ECMA-262, of which Python's `re` refuses some."""
-    for schema in ({"properties": {"p": {"pattern": pattern}}}, {"patternProperties": {pattern: {}}}):
+    schemas: list[dict[str, Any]] = [{"properties": {"p": {"pattern": pattern}}}, {"patternProperties": {pattern: {}}}]
+    for schema in schemas:
         ArgumentCheck({"type": "object", **schema}).check({"p": "x"})
 
 
