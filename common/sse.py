@@ -1,4 +1,4 @@
-"""Parser of server-sent events. Pure."""
+"""Parser of server-sent events, for clients of ours. The gateway cuts engines' streams itself. Pure."""
 
 from __future__ import annotations
 

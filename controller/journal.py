@@ -109,9 +109,9 @@ class Recorder:
         self._journal.record_entries(entries, self._clock())
 
     def record_round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
-        """Record what changed between two complete rounds: states, actions, failures, overdue unloads, GPUs. `before`
-        None means that `after` is the first; then no state counts as changed. `gateways` are the last reports of all
-        gateways, which name the running requests that hold up an overdue unload."""
+        """Record what changed between two complete rounds: failures, refused starts and fetches, actions, states,
+        overdue unloads, drift, GPUs that cannot be read. `before` None: `after` is the first; then no state counts as
+        changed. `gateways` are the last reports of all gateways, which name the requests that hold up an unload."""
         leaving_requests: dict[str, dict[str, float]] = {}
         for view in gateways:
             for replica, requests in view.report.leaving.items():

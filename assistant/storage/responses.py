@@ -1,4 +1,4 @@
-"""Stored responses, and responses that are being made and can be read already, with their events.
+"""Stored responses, and responses that are being made and can be read already, with events. `database` has the SQL.
 
 Each reader pulls at its own pace: a slow one delays nobody, and nothing is buffered for it. Whole blocks of events are
 compressed; a log then takes a few times the memory of the response's text.

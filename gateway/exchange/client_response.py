@@ -416,7 +416,7 @@ class EventRelay:
         return self._events.usage
 
     def count_tokens(self) -> int:
-        """Return the tokens of the stream received so far, as counted by its events and not by the engine's report."""
+        """Return the generated tokens so far: llama-server's own count if the newest parts have it, else by events."""
         return self._counter.count_tokens()
 
     def _has_exhausted(self) -> bool:
@@ -482,7 +482,7 @@ class CollectingRelay:
         return self._collector.usage
 
     def count_tokens(self) -> int:
-        """Return the tokens of the stream received so far, as counted by its events and not by the engine's report."""
+        """Return the generated tokens so far: llama-server's own count if the newest parts have it, else by events."""
         return self._counter.count_tokens()
 
 

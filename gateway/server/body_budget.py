@@ -13,7 +13,7 @@ class Resize(Protocol):
     """Changes the room of one body to `size` bytes: `BodyBudget.resize` with the body's reservation."""
 
     def __call__(self, size: int, on_granted: Callable[[], None] | None = None) -> bool:
-        """See `BodyBudget.resize`."""
+        """Return True if done at once; False: `on_granted` follows. None: never waits, may exceed the limit."""
 
 
 class BodyRoom(NamedTuple):

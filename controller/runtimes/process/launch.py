@@ -129,9 +129,9 @@ class HostCommands:
         host: str | None = None,
         index: int = 0,
     ) -> Launch:
-        """Return the command line and the environment of one replica, the one with the number `index` of its model.
-        `host` None: the host of all engines. Raises ValueError, TypeError or KeyError (`RENDER_ERRORS`) if the
-        definition yields no command line, OSError if a path cannot be looked at."""
+        """Return how to start replica `index` of a model. `gpus`: its GPUs in PCI order; empty: none, or a preflight.
+        The variables of `visible_gpus` are not in `env`. `host` None: the host of all engines. Reads the disk. Raises
+        one of `RENDER_ERRORS` if the definition yields no command line, OSError if a path cannot be looked at."""
         engine = get_engine(definition)
         context = RenderContext(
             runtime="process",

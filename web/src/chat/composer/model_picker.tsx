@@ -19,17 +19,18 @@ export function ModelPicker({ models, chosen, isDisabled, onChoose }: ModelPicke
   const id = useId();
   const list = useRef<HTMLDivElement>(null);
   const model = models.find((each) => each.id === chosen);
+  const shown = chosen === "" ? "No model" : chosen;
   return (
     <>
       <button
         type="button"
         popoverTarget={id}
         disabled={isDisabled}
-        aria-label={`Model: ${chosen === "" ? "none" : chosen}`}
+        aria-label={`Model: ${shown}`}
         className="flex min-h-9 min-w-0 items-center gap-2 rounded-md border border-line bg-raised px-2 py-1 text-sm"
       >
         <StateDot state={model?.state ?? "failed"} />
-        <span className="truncate">{chosen === "" ? "No model" : chosen}</span>
+        <span className="truncate">{shown}</span>
         <Icon name="down" />
       </button>
       <div
