@@ -100,7 +100,16 @@ async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() 
         assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await gateway.metrics()
 
 
-@pytest.mark.parametrize("fault", ["die_mid_stream", "end_early", "no_done"])
+async def test_a_stream_without_done_is_whole_where_its_answer_has_ended(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    """Some servers end so, and send the body's end as HTTP has it."""
+    events = await read_stream(gateway, fault="no_done")
+    assert events == await read_stream(gateway)
+    assert "roundhouse_gateway_broken_answers_total{" not in await gateway.metrics()
+
+
+@pytest.mark.parametrize("fault", ["die_mid_stream", "end_early"])
 async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
     async with gateway_harness() as gateway, engines(1) as (engine,):
         await gateway.publish(route("m", [engine.url]))
