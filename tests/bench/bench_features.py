@@ -94,7 +94,7 @@ class Setting:
 def _decide(body: Fields) -> Move:
     if body["messages"][-1]["role"] == "tool" or "tools" not in body:
         return Move("Done.")
-    return Move(calls=[Call("roundhouse__calculate", {"expression": "6 * 7"})])
+    return Move(calls=[Call("calculate", {"expression": "6 * 7"})])
 
 
 @asynccontextmanager
@@ -116,7 +116,12 @@ async def _start() -> AsyncIterator[Setting]:
             route("bench", [f"http://127.0.0.1:{int(engine_port)}"], session_cache=4096, **ample),
             route("caller", [caller], **ample),
             keys=(
-                Key(name="plain", tenant="plain", sha256=hashlib.sha256(plain.encode()).hexdigest()),
+                Key(
+                    name="plain",
+                    tenant="plain",
+                    tools=("*",),
+                    sha256=hashlib.sha256(plain.encode()).hexdigest(),
+                ),
                 *declared_keys(limited),
             ),
             tools=(ToolRoute(name="calculate"),),

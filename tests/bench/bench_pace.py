@@ -23,7 +23,7 @@ import uvloop
 
 from tests.bench.load import Connection, allow_many_files, close, connect, request_bytes
 from tests.bench.report import Figure, median_ratio
-from tests.bench.targets import BASELINE, COMPILED, GATEWAY, NGINX, NO_PROXY, Target, targets
+from tests.bench.targets import COMPILED, GATEWAY, NGINX, NO_PROXY, Target, targets
 
 TOKENS: Final = range(64, 193)
 """Of an answer: 128 in the middle."""
@@ -42,7 +42,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        return f"{self.clients} clients, {self.step_s * 1000:g} ms a token"
+        return f"{self.clients} client{'s' * (self.clients > 1)}, {self.step_s * 1000:g} ms a token"
 
 
 LOADS: Final = (Load(1, 0.002), Load(32, 0.002), Load(256, 0.02))
@@ -154,5 +154,5 @@ def run(arguments: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="NAME")
     options = parser.parse_args(arguments)
     allow_many_files()
-    wanted = [name for name in (NGINX, GATEWAY, COMPILED, BASELINE) if name.lower() not in options.without]
+    wanted = [name for name in (NGINX, GATEWAY, COMPILED) if name.lower() not in options.without]
     return uvloop.run(_measure_all(options.rounds, wanted))
