@@ -92,9 +92,11 @@ class Setting:
 
 
 def _decide(body: Fields) -> Move:
-    if body["messages"][-1]["role"] == "tool" or "tools" not in body:
+    last = body["messages"][-1]
+    if last["role"] == "tool" or "tools" not in body:
+        assert last["role"] != "tool" or "42" in last["content"], last
         return Move("Done.")
-    return Move(calls=[Call("calculate", {"expression": "6 * 7"})])
+    return Move(calls=[Call("roundhouse__calculate", {"expression": "6 * 7"})])
 
 
 @asynccontextmanager
