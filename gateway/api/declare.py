@@ -138,8 +138,8 @@ def codes_paragraph(codes: Iterable[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What a field of a `RequestBody` must be. The message of a refusal is the field's name and `text`. `too_long`
-    replaces `text` for an array with too many entries (not for a text that is too long), and may hold `{max_length}`
-    and `{actual_length}`; None: `text` is used."""
+    replaces `text` for an array or a text that is too long, and may hold `{max_length}` and, of an array,
+    `{actual_length}`; None: `text` is used."""
 
     text: str
     too_long: str | None = None
@@ -173,9 +173,8 @@ def parse_body(model: type[_Body], fields: Fields) -> _Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
-    rule = next(
-        (each for each in getattr(model.model_fields.get(name), "metadata", ()) if isinstance(each, Rule)), None
-    )
+    field = model.model_fields.get(name)  # None: a field that the model forbids
+    rule = None if field is None else next((each for each in field.metadata if isinstance(each, Rule)), None)
     if rule is None:
         place = ".".join(str(part) for part in first["loc"])
         raise RoundhouseError("invalid_request", f"`{place}`: {first['msg']}.", param=place)

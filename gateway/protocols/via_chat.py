@@ -45,7 +45,7 @@ from gateway.protocols.common.conversation import (
 from gateway.protocols.common.dialect import EventStream, StreamCollector, count_of, usage_of
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.common.streams import EventReader, differs_as_stream, wants_probabilities
+from gateway.protocols.common.streams import NO_JSON, EventReader, differs_as_stream, wants_probabilities
 
 _FINISHES: dict[str, Finish] = {
     "stop": "stop",
@@ -524,7 +524,7 @@ class TranslatedStream(EventReader):
             self._stop_sequence = stop_sequence_in(fields)
 
     def _take_unreadable(self) -> None:
-        self._take_error({"message": "The engine sent an event that is no JSON.", "code": 502, "type": "server_error"})
+        self._take_fault(NO_JSON)
 
     def _write_choice(self, choice: Fields) -> None:
         if choice.get("index"):
@@ -534,7 +534,7 @@ class TranslatedStream(EventReader):
             try:
                 self._write_delta(normalize_message(delta), choice)
             except RoundhouseError as error:
-                self._take_error({"message": error.message, "code": 502, "type": "server_error"})
+                self._take_fault(error.message)
                 return
         if choice.get("finish_reason") is not None:
             self._has_ended = True

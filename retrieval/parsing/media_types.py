@@ -31,7 +31,7 @@ _SUPERSETS: Final = {
     "shift_jis": "cp932",
 }
 """What files that name an encoding are in more often, by Python's name for it: as browsers read them."""
-_SHIFTED: Final = re.compile(rb"\x1b\$(?:[@B]|\([CD]|\)C)|~\{(?:[!-~]{2}){2,2000}?~\}")
+_SHIFTED: Final = re.compile(rb"\x1b\$(?:[@B]|\([CD]|\)C)|~\{(?:[!-w][!-~]){2,2000}?~\}")
 """Where a text of ISO 2022 for Japanese or Korean, or of HZ for Chinese, leaves ASCII. All its bytes are UTF-8, too."""
 _DETECTED: Final = (
     *(f"windows-{number}" for number in range(1250, 1259)),

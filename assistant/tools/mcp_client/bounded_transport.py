@@ -32,7 +32,7 @@ ANSWER_FACTOR: Final = 6
 """How many times the cap of a tool's output an answer may have: JSON may take six bytes for one of the text."""
 _OF_NO_REPLICA: Final = frozenset({401, 503})
 """Statuses of a replica that is none any more: another one has its address, or the bridge's server has ended."""
-LISTS: Final = {
+_LISTS: Final = {
     "tools": "tools/list",
     "prompts": "prompts/list",
     "resources": "resources/list",
@@ -309,7 +309,7 @@ class ListingFilter:
             return text
         if not isinstance(result, dict):
             return text
-        kept = {name: self._choose(name, result) for name in LISTS if isinstance(result.get(name), list)}
+        kept = {name: self._choose(name, result) for name in _LISTS if isinstance(result.get(name), list)}
         if all(len(entries) == len(result[name]) for name, entries in kept.items()):
             return text
         return json.dumps({**message, "result": {**result, **kept}}).encode()
@@ -333,7 +333,7 @@ class ListingFilter:
     def _find_fault(self, name: str, result: dict[str, Any]) -> str | None:
         """Return why the library would refuse the answer; None: it reads it, or does not know the version."""
         try:
-            parse_server_result(LISTS[name], self._version, result)
+            parse_server_result(_LISTS[name], self._version, result)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in first["loc"] if part not in (name, 0))

@@ -8,7 +8,7 @@ from contract.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.dialect import UsageTally
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.common.streams import EventCollector
+from gateway.protocols.common.streams import NO_JSON, EventCollector
 
 _STREAMS_ONLY = ("prompt_progress", "obfuscation")
 """Fields that streams have and blocking answers have not."""
@@ -123,10 +123,10 @@ class OpenAICollector(EventCollector):
         try:
             self._add_event(fields)
         except RoundhouseError as error:
-            self._take_error({"message": error.message, "code": 502, "type": "server_error"})
+            self._take_fault(error.message)
 
     def _take_unreadable(self) -> None:
-        self._take_error({"message": "The engine sent an event that is no JSON.", "code": 502, "type": "server_error"})
+        self._take_fault(NO_JSON)
 
     def _add_event(self, fields: Fields) -> None:
         choices = fields.pop("choices", None)
@@ -181,7 +181,7 @@ class _Choice:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its finish reason has come."""
+        """Whether an event with the finish reason of this choice has come."""
         return self._fields["finish_reason"] is not None
 
     def add_part(self, choice: Fields) -> None:

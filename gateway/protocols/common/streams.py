@@ -323,6 +323,7 @@ def _as_object(error: Any) -> Fields:
 
 
 _DECODE: Final = json.JSONDecoder().raw_decode
+NO_JSON: Final = "The engine sent an event that is no JSON."
 _ERROR_STARTS: Final = ("event: error", "event:error", "error:")
 
 
@@ -384,6 +385,10 @@ class EventReader(EventCutter, ABC):
 
     def _take_unreadable(self) -> None:
         """Handle an event whose data is no JSON object. The base skips it."""
+
+    def _take_fault(self, message: str) -> None:
+        """Handle an event that cannot be read or passed on, as an error of the engine with this message."""
+        self._take_error({"message": message, "code": 502, "type": "server_error"})
 
     def _read_slowly(self, event: str) -> Any:
         """Return the data of an event; None: it has none, or it is the end; the text itself where it is no JSON."""
