@@ -138,7 +138,7 @@ def codes_paragraph(codes: Iterable[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What a field of a `RequestBody` must be. The message of a refusal is the field's name and `text`. `too_long`
-    replaces `text` for an array or a text that is too long, and may hold `{max_length}` and, of an array,
+    replaces `text` where the array or text is too long, and may hold `{max_length}` and, of an array,
     `{actual_length}`; None: `text` is used."""
 
     text: str
@@ -178,7 +178,7 @@ def parse_body(model: type[_Body], fields: Fields) -> _Body:
     if rule is None:
         place = ".".join(str(part) for part in first["loc"])
         raise RoundhouseError("invalid_request", f"`{place}`: {first['msg']}.", param=place)
-    is_too_long = first["type"] in ("too_long", "string_too_long")
+    is_too_long = first["type"] in ("too_long", "string_too_long") and len(first["loc"]) == 1  # the field, no entry
     text = rule.too_long.format(**first["ctx"]) if rule.too_long and is_too_long else rule.text
     raise RoundhouseError("invalid_request", f"`{name}` {text}.", param=name)
 
