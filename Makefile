@@ -15,6 +15,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= $(shell expr $$(nproc) + 1)
 # Said on the command line alone: a PORT of the environment is some other program's.
 PORT_OPTION = $(if $(filter command,$(origin PORT)),--port $(PORT))
+# The folders of models that `up` is told, by --models in ARGS or by the environment, with blanks between them.
+COMMA := ,
+after_models = $(if $(filter --models,$(firstword $(1))),$(word 2,$(1)),$(if $(1),$(call after_models,$(wordlist 2,$(words $(1)),$(1)))))
+MODEL_FOLDERS = $(subst $(COMMA), ,$(or $(call after_models,$(subst --models=,--models ,$(ARGS))),$(ROUNDHOUSE_MODELS),models))
+# In another folder nobody would find it.
+DEMO_MODEL = $(if $(filter $(abspath models),$(abspath $(MODEL_FOLDERS))),models/clockwork.gguf)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help up install install-launcher page images test quick engines check format derive dashboards pictures trace bench campaign lock audit sbom clean
@@ -22,8 +28,9 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
 
-up: $(VENV)/.installed models/clockwork.gguf ## Serve desired-state/ on http://127.0.0.1:8080 (PORT=9000: there); Ctrl-C stops everything.
-	@exec $(BIN)/roundhouse up --runtime process $(PORT_OPTION) $(ARGS)
+up: $(VENV)/.installed $(DEMO_MODEL) ## Serve desired-state/ on http://127.0.0.1:8080 (PORT=9000: there); Ctrl-C stops everything.
+	@web/build --if-served || true # which says why, and that all else works without the page
+	exec $(BIN)/roundhouse up --runtime process $(PORT_OPTION) $(ARGS)
 
 install: $(VENV)/.installed ## The environment alone, in .venv.
 
@@ -61,8 +68,9 @@ images: ## The four container images; ENGINES="exllamav3 vllm" builds the worker
 test: $(VENV)/.installed-dev models/clockwork.gguf ## Everything that this machine can run; ARGS are pytest's.
 	@exec $(PYTEST) $(ARGS)
 
-quick: $(VENV)/.installed-dev ## The tests without engines and without what is slow: under a minute.
-	@exec $(PYTEST) -m "not engines and not slow" tests/unit tests/properties $(ARGS)
+quick: $(VENV)/.installed-dev ## The tests without engines and without what is slow, each property tried five times.
+	@export ROUNDHOUSE_TEST_QUICK=1
+	exec $(PYTEST) -m "not engines and not slow" tests/unit tests/properties $(ARGS)
 
 engines: ## What tests need beyond Python packages, built once: Docker Engine, llama.cpp, vLLM, ... (as root, 20 min).
 	@.ci/prepare
@@ -145,7 +153,7 @@ endef
 
 define install_part
 	$(show_progress)
-	echo "roundhouse: installing into $(VENV) ($(1)); it takes about a minute"
+	echo "roundhouse: installing into $(VENV) ($(1)); it takes one to five minutes"
 	$(BIN)/python -m pip --disable-pip-version-check install --require-hashes -r requirements/$(1).txt 2>$(VENV)/install.log | show_progress \
 	  && $(PIP) install --no-deps --editable . 2>>$(VENV)/install.log \
 	  || { echo "roundhouse: the installation failed: $$(grep -m1 -E '^ERROR|rror' $(VENV)/install.log || tail -n1 $(VENV)/install.log) (all of it: $(VENV)/install.log)" >&2; exit 1; }

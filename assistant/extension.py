@@ -17,7 +17,13 @@ from assistant.api.tools import PostedCalls, declare_mcp, declare_servers, decla
 from assistant.documents.document_search import DocumentSearch, ProgramProbe
 from assistant.documents.reader import DocumentReader
 from assistant.hooks.completion_hooks import completion_hooks
-from assistant.hooks.document_hooks import file_hooks, file_search_hooks, grounded_chat_hooks, grounded_message_hooks
+from assistant.hooks.document_hooks import (
+    file_hooks,
+    file_search_hooks,
+    grounded_chat_hooks,
+    grounded_message_hooks,
+    kept_file_hooks,
+)
 from assistant.hooks.response_hooks import response_hooks
 from assistant.hooks.response_session import ResponseSessions
 from assistant.hooks.stream_hooks import stream_hooks
@@ -109,20 +115,21 @@ RETRIEVAL_CONNECT_S = 2.0
 """Seconds that a connection to retrieval may take to come about."""
 
 
-def open_assistant(settings: GatewaySettings, trusted_clock: TrustedClock) -> Extend:
-    """Open the store, and return the function that adds the assistant to a gateway. Blocks.
+def open_assistant(settings: GatewaySettings, trusted_clock: TrustedClock, lock_wait_s: float) -> Extend:
+    """Open the store, and return the function that adds the assistant to a gateway. Blocks. `lock_wait_s`: see
+    `gateway.extension.open_extension`.
 
     Raises:
         ExtensionError: the store cannot be opened; the text says what to set.
     """
     try:
-        store = open_store(settings, trusted_clock)
+        store = open_store(settings, trusted_clock, lock_wait_s)
     except StoreError as error:
         raise ExtensionError(f"{error}. Set ROUNDHOUSE_STATE, or ROUNDHOUSE_RESPONSES_RETENTION_H=0") from None
-    return partial(add_assistant, store=store)
+    return partial(add_assistant, store=store, lock_wait_s=lock_wait_s)
 
 
-def open_store(settings: GatewaySettings, trusted_clock: TrustedClock) -> StateStore | None:
+def open_store(settings: GatewaySettings, trusted_clock: TrustedClock, lock_wait_s: float = 0.0) -> StateStore | None:
     """Open the store of responses, conversations and chat completions; None if the settings store none.
 
     Blocks while the database is opened. Starts the store's thread: close the store, or give it to `add_assistant`.
@@ -139,17 +146,23 @@ def open_store(settings: GatewaySettings, trusted_clock: TrustedClock) -> StateS
         retention_s=retention_s,
         clock=trusted_clock.read_latest,
         expiry_clock=trusted_clock.read_earliest,
+        lock_wait_s=lock_wait_s,
     )
 
 
 def open_streams(
-    settings: GatewaySettings, live: LiveRoutes, trusted_clock: TrustedClock, clock: Callable[[], float]
+    settings: GatewaySettings,
+    live: LiveRoutes,
+    trusted_clock: TrustedClock,
+    clock: Callable[[], float],
+    lock_wait_s: float = 0.0,
 ) -> ResumableStreams:
     """Return the resumable streams, with those that an earlier gateway left in files of the state folder
     (`ResumableStreams.recover_streams`). `clock`: Unix time in seconds.
 
     Locks and reads that folder, which blocks, unless `stream_files` is off. Where another gateway holds it, nothing is
-    recovered and streams stay in memory, which is logged and not raised. Close the result when the gateway ends. Raises
+    recovered and streams stay in memory, which is logged and not raised; with `lock_wait_s` they are recovered once it
+    has released the folder, or after so many seconds. Close the result when the gateway ends. Raises
     OSError if the folder of the files cannot be read.
     """
     ring_bytes = settings.stream_ring_bytes
@@ -158,11 +171,14 @@ def open_streams(
     )
     folder = StreamFolder(settings.state, ring_bytes) if settings.stream_files else None
     resumable_streams = ResumableStreams(registry, folder, live, clock, gc_s=settings.stream_gc_s)
-    resumable_streams.recover_streams(trusted_clock.read_earliest())
+    if lock_wait_s:
+        resumable_streams.recover_later(trusted_clock.read_earliest, lock_wait_s)
+    else:
+        resumable_streams.recover_streams(trusted_clock.read_earliest())
     return resumable_streams
 
 
-def add_assistant(gateway: GatewayParts, store: StateStore | None) -> Extension:
+def add_assistant(gateway: GatewayParts, store: StateStore | None, lock_wait_s: float = 0.0) -> Extension:
     """Return what the assistant adds to a gateway. Blocks while streams are read (`open_streams`).
 
     `store`: closed when the gateway ends, but not if an error is raised here; None: nothing is stored.
@@ -170,21 +186,21 @@ def add_assistant(gateway: GatewayParts, store: StateStore | None) -> Extension:
     Raises:
         OSError: the folder of the streams' files cannot be read.
     """
-    return Assistant(gateway, store).describe_extension()
+    return Assistant(gateway, store, lock_wait_s).describe_extension()
 
 
 class Assistant:
     """The parts of the assistant in one gateway. Making it reads the files of streams (`open_streams`, also for
     errors), registers metrics, and sets callbacks of the gateway's parts. `store` None: nothing is stored."""
 
-    def __init__(self, gateway: GatewayParts, store: StateStore | None) -> None:
+    def __init__(self, gateway: GatewayParts, store: StateStore | None, lock_wait_s: float = 0.0) -> None:
         settings, live, clock = gateway.settings, gateway.services.live, gateway.services.clock
         self._gateway = gateway
         self._store = store
         self._bounds = HistoryBounds(settings.max_body_bytes)
         self.responses = StoredResponses(store, live, self._bounds, clock)
         self.completions = StoredCompletions(store, live, clock)
-        self.streams = open_streams(settings, live, gateway.trusted_clock, clock)
+        self.streams = open_streams(settings, live, gateway.trusted_clock, clock, lock_wait_s)
         self.documents = DocumentReader()
         self._retrieval = _open_retrieval_client(settings)
         self._retrieval_probe = None if self._retrieval is None else ProgramProbe(self._retrieval)
@@ -211,16 +227,19 @@ class Assistant:
         loop_hooks = tool_loop_hooks(
             ToolLoops(dispatcher.open_inner, dispatcher.body_budget, self.tools, self.responses)
         )
-        files, searches = file_hooks(self.documents), file_search_hooks(self.document_search)
+        kept_files = kept_file_hooks(self.document_search, dispatcher.body_budget)
+        files = file_hooks(self.documents)
+        searches = file_search_hooks(self.document_search)
         kept_streams = stream_hooks(self.streams, self.responses)
         stored = response_hooks(self.responses)
         return Extension(
             hooks={
-                "none": files + kept_streams,
-                "read": files + stored + counted_tool_hooks(self.tools),
-                "made": files + stored + searches + kept_streams + loop_hooks,
-                "message": grounded_message_hooks(self.document_search) + files + kept_streams,
-                "completion": grounded_chat_hooks(self.document_search)
+                "none": kept_files + files + kept_streams,
+                "read": kept_files + files + stored + counted_tool_hooks(self.tools),
+                "made": kept_files + files + stored + searches + kept_streams + loop_hooks,
+                "message": kept_files + grounded_message_hooks(self.document_search) + files + kept_streams,
+                "completion": kept_files
+                + grounded_chat_hooks(self.document_search)
                 + files
                 + completion_hooks(self.completions)
                 + kept_streams,
@@ -229,7 +248,7 @@ class Assistant:
                 dispatcher,
                 gateway.authenticator,
                 gateway.services.gate,
-                lambda turn: files + response_hooks(self.responses, turn) + searches + loop_hooks,
+                lambda turn: kept_files + files + response_hooks(self.responses, turn) + searches + loop_hooks,
                 self._bounds,
             ).find_websocket,
             declare=self._declare,

@@ -23,29 +23,28 @@ import aiohttp
 from pydantic import BaseModel, JsonValue, ValidationError
 from yarl import URL
 
-from cli.output import CommandError, ExitCode, one_line
+from cli.output import CommandError, ExitCode, explain_error, one_line
 from common.internal_tokens import LINK_TOKEN
 from common.program_client import ProgramAddress, ProgramAnswer, ProgramClient, ProgramGoneError
 from common.sse import SseEvent, SseReader
 from contract.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer
 from contract.declarations import DeclarationKind, DeclarationsView, DeclarationView
-from contract.downloads import Download, DownloadList, Removal
+from contract.downloads import Download, DownloadList, Removal, SearchOrder
 from contract.errors import ErrorBody, ErrorEnvelope
 from contract.journal import History
-from contract.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
+from contract.model_files import (
+    FileDeclaration,
+    FileDeclarationOrder,
+    InspectedModel,
+    ModelDownloadOrder,
+    ModelFileList,
+    ModelSearch,
+    OrderedDownload,
+)
 from contract.status import ControllerStatus, ModelState, PlanView
 from controller import __version__
 from controller.rollout import is_rolled_out, is_rollout_blocked
 
-HINTS: Mapping[str, str] = {
-    "unknown_model": "`roundhouse status` lists the names.",
-    "unknown_replica": "`roundhouse status --json` names the replicas.",
-    "unknown_route": "A gateway does not pass this on; leave --controller out, or name the controller's own address.",
-    "state_conflict": "`roundhouse status` shows the state; wait until the transition has ended.",
-    "invalid_load_request": "",
-    "schema_violation": "",
-}
-"""Error code to what the operator should do first at a command line, where the error's own next step is about HTTP."""
 _NAME_MISMATCHES: Final = (62, 64)
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 
@@ -56,9 +55,12 @@ class NoControllerError(CommandError):
     NO_CONTROLLER; `reason` in words."""
 
     words = "no controller answers at {url} ({reason}); `roundhouse up` starts one"
+    socket_words = ", or, if it runs with another state folder, name that: --state DIR or ROUNDHOUSE_STATE"
+    """Appended for a socket, which lies in a state folder."""
 
     def __init__(self, url: str, reason: str) -> None:
-        super().__init__(self.words.format(url=url, reason=reason), ExitCode.NO_CONTROLLER)
+        words = self.words + (self.socket_words if url.startswith("unix:") else "")
+        super().__init__(words.format(url=url, reason=reason), ExitCode.NO_CONTROLLER)
         self.reason = reason
 
 
@@ -67,6 +69,7 @@ class LostControllerError(NoControllerError):
     have carried out the request."""
 
     words = "the controller at {url} went away before the end of its answer ({reason})"
+    socket_words = ""
 
 
 class RequestRefusedError(CommandError):
@@ -74,7 +77,7 @@ class RequestRefusedError(CommandError):
     answer says it; None: the body was not one of Roundhouse's errors. Exit code FAILED."""
 
     def __init__(self, status: int, body: ErrorBody | None) -> None:
-        super().__init__(f"the controller refused: {_error_words(status, body)}")
+        super().__init__(f"the controller refused: {describe_error(status, body)}")
         self.status = status
         self.body = body
 
@@ -138,15 +141,17 @@ def read_error(content: bytes) -> ErrorBody | None:
         return None
 
 
-def _error_words(status: int, body: ErrorBody | None) -> str:
-    """Return the error in one line: what is wrong, where, and what to do first."""
+def describe_error(status: int, body: ErrorBody | None, retry_after_s: int | None = None) -> str:
+    """Return the error in one line: what is wrong, where, and what to do first. `status`: of HTTP. `body` None: the
+    answer has none of Roundhouse's errors. `retry_after_s`: the answer's Retry-After, if it has one."""
     if body is None:
         return f"HTTP status {status}"
-    message = one_line(body.message)
+    message, steps = explain_error(
+        one_line(body.message), body.code, body.next_steps, {**body.model_dump(), "retry_after_s": retry_after_s}
+    )
     if body.param is not None and body.param not in message:
-        message = f"`{body.param}`: {message}"
-    hint = HINTS.get(body.code, body.next_steps[0] if body.next_steps else "")
-    return f"{message.rstrip('.')}. {hint}" if hint else message
+        message = f"{body.param}: {message}"
+    return f"{message.rstrip('.')}. {steps[0]}" if steps else message
 
 
 MODELS = "/v1/admin/models"
@@ -334,6 +339,13 @@ class AdminClient:
         RequestRefusedError with `unknown_declaration`: there is none."""
         return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
 
+    async def search_models(self, order: SearchOrder) -> ModelSearch:
+        """Return models of the hub with the order's words in their names, and where they fit. Raises
+        RequestRefusedError with `downloads_disabled`, `transfers_unreachable`, or a code that begins with
+        `source_`."""
+        query = {"words": order.words, "limit": str(order.limit)}
+        return await self._ask("GET", f"{DOWNLOADS}/search", ModelSearch, query=query, timeout_s=SOURCE_S)
+
     async def inspect_download(self, order: ModelDownloadOrder) -> InspectedModel:
         """Return what a reference is, what memory it takes and where it fits; nothing is downloaded. Raises
         RequestRefusedError with `reference_invalid`, `downloads_disabled`, `transfers_unreachable`,
@@ -372,6 +384,13 @@ class AdminClient:
     async def list_model_files(self) -> ModelFileList:
         """Return what lies in the models folders, which may take minutes (`FILES_S`). Errors: see AdminClient."""
         return await self._ask("GET", MODEL_FILES, ModelFileList, timeout_s=FILES_S)
+
+    async def declare_model_file(self, order: FileDeclarationOrder) -> FileDeclaration:
+        """Declare a file of the models folders with what it says of itself, or with `dry_run` only say what that would
+        be. Raises RequestRefusedError with `invalid_declaration`, also where there is no such file, and
+        `declared_in_files`."""
+        content = order.model_dump(mode="json", exclude_none=True)
+        return await self._ask("POST", MODEL_FILES, FileDeclaration, content, timeout_s=FILES_S)
 
     async def remove_model_files(self, model: str) -> Removal:
         """Remove a downloaded model, by its path below the models folder or its reference. Raises RequestRefusedError

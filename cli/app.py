@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import typer
 from typer.exceptions import Abort, TyperException
 
-from cli import doctor, history, key, load, plan, pull, status, top, upgrade
+from cli import chat, doctor, history, key, load, plan, pull, status, top, upgrade
 from cli.backup import command as backup
 from cli.bench import command as bench
-from cli.output import CommandError, ExitCode, print_error
+from cli.output import CommandError, ExitCode, HelpGroup, print_error
 from cli.rag import command as rag
 from cli.up import command as up
 
 app = typer.Typer(
     name="roundhouse",
-    help="Serve language models that are declared in files, behind one OpenAI-compatible address.",
+    cls=HelpGroup,
+    help="Serve language models behind one OpenAI-compatible address.",
     epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in ExitCode) + " See docs/cli.md.",
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (
-    up.up,
-    up.down,
-    status.status,
-    top.top,
-    load.load,
-    load.unload,
-    load.reset,
-    plan.plan,
-    status.drift,
-    history.events,
-    history.history,
-    history.logs,
-    pull.pull,
-    status.models,
-    status.rm,
-    status.gpu,
-    plan.validate,
-    doctor.doctor,
-    bench.bench,
-    load.pause,
-    load.resume,
-    backup.backup,
-    backup.restore,
-    upgrade.upgrade,
-    plan.schema,
-    upgrade.version,
-):
-    app.command()(command)
-app.add_typer(key.key)
-app.add_typer(plan.declarations)
-app.add_typer(rag.rag)
-app.add_typer(up.service)
+_SECTIONS: Final[Mapping[str, Sequence[Callable[..., object] | typer.Typer]]] = {
+    "Serve": (
+        up.up,
+        up.down,
+        pull.serve,
+        chat.chat,
+        chat.run,
+        load.load,
+        load.unload,
+        load.reset,
+        load.pause,
+        load.resume,
+    ),
+    "Watch": (
+        *(status.status, top.top, status.gpu, history.events, history.history, history.logs),
+        *(plan.plan, status.drift, doctor.doctor, bench.bench),
+    ),
+    "Models": (pull.search, pull.pull, status.models, status.rm, plan.validate, plan.schema, plan.declarations),
+    "Documents": (rag.rag,),
+    "Keys": (key.key,),
+    "Service": (up.service, backup.backup, backup.restore, upgrade.upgrade, upgrade.version),
+}
+for _section, _commands in _SECTIONS.items():
+    for _command in _commands:
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, cls=HelpGroup, rich_help_panel=_section)
+        else:
+            app.command(rich_help_panel=_section)(_command)
 
 
 def run(arguments: Sequence[str]) -> int:

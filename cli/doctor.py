@@ -22,11 +22,11 @@ def doctor(
     runtime: Runtime = None,
     as_json: Json = False,
 ) -> int:
-    """Say what is wrong with this host and installation, and what to do about it.
+    """Say what is wrong with this host and installation.
 
-    Checks Docker, the NVIDIA driver and container toolkit, disk space, clock, memory, settings, folders, ports, the
-    desired-state files, model files and images. Needs no controller and changes nothing. Exit code 0: all is well. 1:
-    something cannot work. 2: there are warnings only.
+    And what to do about it. Checks Docker, the NVIDIA driver and container toolkit, disk space, clock, memory,
+    settings, folders, ports, the desired-state files, model files and images. Needs no controller and changes nothing.
+    Exit code 0: nothing is wrong. 1: something cannot work. 2: there are warnings only.
     """
     from cli.doctor_facts import read_facts  # docker, psutil and pydantic
 
@@ -68,8 +68,8 @@ def _print_results(results: Sequence[CheckResult]) -> None:
         for finding in result.findings:
             print_line(f"{finding.severity}: {result.name}: {one_line(finding.message)}")
             print_line(f"    to do: {finding.remedy}")
-    well = [result.name for result in results if not result.findings]
-    if well:
-        print_line(f"well: {', '.join(well)}")
+    healthy = [result.name for result in results if not result.findings]
+    if healthy:
+        print_line(f"healthy: {', '.join(healthy)}")
     count = sum(len(result.findings) for result in results)
     print_line("nothing is wrong" if not count else count_words(count, "finding"))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from controller.planning.placement import advise_smaller, explain_oversize
+
 
 @dataclass(frozen=True, slots=True)
 class DockerFacts:
@@ -368,8 +370,8 @@ def check_memory(facts: HostFacts) -> Iterator[Finding]:
     }
     for name, mib in sorted(too_large.items()):
         yield fault(
-            f"{name}: declares {mib} MiB of main memory, and engines may use {limit_mib} MiB",
-            "lower `memory_mib` or `replicas`, or take a smaller model",
+            f"{name}: {explain_oversize(mib, limit_mib)}",
+            advise_smaller("lower `memory_mib` or `replicas`"),
         )
     enabled = [
         model.memory_mib or 0 for model in facts.desired.models if model.is_enabled and model.name not in too_large

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import docker
 import psutil
 
+from cli.admin_client import ask_admin
 from cli.doctor_checks import (
     ClockFacts,
     DesiredFacts,
@@ -35,7 +36,7 @@ from cli.doctor_checks import (
 )
 from cli.options import own_gateway_url
 from cli.output import CommandError
-from cli.up.command import check_port_free
+from cli.up.supervisor import listen_at
 from common.listening import is_loopback
 from common.settings import KNOWN_VARIABLES, PREFIX
 from controller.desired.differences import list_setting_changes
@@ -214,7 +215,7 @@ def read_facts(settings: ControllerSettings, environ: Mapping[str, str]) -> Host
     desired, images = _read_desired(settings, folders[0])
     changes = list_setting_changes([name for name in environ if name.startswith(PREFIX)], KNOWN_VARIABLES)
     return HostFacts(
-        docker=read_docker(settings.runtime, images, now=time.time()),
+        docker=read_docker(_read_runtime(settings), images, now=time.time()),
         gpus=read_gpus(),
         disks=tuple(disk for disk in map(_read_disk, folders) if disk is not None),
         folders=folders,
@@ -224,6 +225,15 @@ def read_facts(settings: ControllerSettings, environ: Mapping[str, str]) -> Host
         memory=_read_memory(settings),
         setting_problems=tuple((change.subject, change.message) for change in changes),
     )
+
+
+def _read_runtime(settings: ControllerSettings) -> Literal["process", "docker", "auto"]:
+    """Return the runtime that the settings name; for `auto` the running controller's, where one answers."""
+    if settings.runtime == "auto":
+        with suppress(CommandError):
+            used = ask_admin(settings.controller_url, lambda client: client.get_status()).runtime
+            return "process" if used == "process" else "docker" if used == "docker" else "auto"
+    return settings.runtime
 
 
 def _list_folders(settings: ControllerSettings) -> tuple[FolderFacts, ...]:
@@ -304,7 +314,8 @@ def _read_ports(settings: ControllerSettings, environ: Mapping[str, str]) -> Por
     problem: str | None = None
     if settings.port:
         try:
-            check_port_free(settings.hosts, settings.port)
+            for listener in listen_at(settings.hosts, settings.port):
+                listener.close()
         except CommandError as error:
             problem = None if asyncio.run(_is_roundhouse(own_gateway_url(settings))) else str(error)
     return PortFacts(

@@ -19,7 +19,16 @@ from cli.admin_client import (
     Transition,
     TransitionGoal,
 )
-from cli.output import CommandError, ExitCode, count_words, duration_words, one_line, print_error, size_words
+from cli.output import (
+    CommandError,
+    ExitCode,
+    count_words,
+    duration_words,
+    is_terminal,
+    one_line,
+    print_error,
+    size_words,
+)
 from common.sse import SseEvent
 from contract.downloads import FINAL_STATES, Download
 from contract.errors import ErrorEnvelope
@@ -154,11 +163,24 @@ async def wait_for_transition(
     deadline = asyncio.get_running_loop().time() + wait_s
     task = asyncio.create_task(_await_request(client, name, request, goal, deadline))
     try:
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             await _show_bar(client, name, task)
         return await task
     finally:
         task.cancel()
+
+
+async def follow_row(client: AdminClient, name: str, goal: TransitionGoal, wait_s: float) -> Transition:
+    """Ask for the row of a model that is loaded because it is declared, until it has reached `goal` or failed, or
+    `wait_s` seconds have passed (PENDING). Raises what `AdminClient.get_model` raises."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        row = await client.get_model(name)
+        verdict = goal.judge_row(row)
+        if verdict is not ExitCode.PENDING or loop.time() >= deadline:
+            return Transition(verdict, row)
+        await asyncio.sleep(POLL_S)
 
 
 async def _await_request(
@@ -254,7 +276,7 @@ class BarView:
 def open_view() -> Iterator[LineView | BarView]:
     """Context manager that yields a view, whose `show_download` shows a download on stderr within the block: with bars
     if stderr is a terminal, else with a line now and then."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield LineView()
         return
     from rich.console import Console  # 50 ms

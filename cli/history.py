@@ -225,10 +225,11 @@ def logs(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Show the last log lines of a model's engines: of the running ones, or of the last one that ended where none runs.
+    """Show the last log lines of a model's engines.
 
-    With --follow, also new lines, until Ctrl-C. With --json, one JSON object per line. Exit code 0: also where nothing
-    was written yet. 1: there is no such model or replica. 3: no controller answers.
+    Of the running ones, or of the one that ended last where none runs. With --follow, also new lines, until Ctrl-C.
+    With --json, one JSON object per line. Exit code 0: also where nothing was written yet. 1: there is no such model or
+    replica. 3: no controller answers.
     """
     try:
         has_text = asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))

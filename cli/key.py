@@ -1,25 +1,34 @@
-"""`roundhouse key`: make keys."""
+"""`roundhouse key`: make keys, list them, revoke them."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.options import ControllerUrl, Json, State, controller_url, key_scopes, model_names, service_tiers, tool_names
-from cli.output import CommandError, ExitCode, print_error, print_json, print_line
+from cli.output import CommandError, ExitCode, print_error, print_json, print_line, print_table, time_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SECRET_BYTES = 32
+    from cli.admin_client import AdminClient
+    from contract.declarations import DeclarationsView, DeclarationView
+    from contract.status import ControllerStatus
 
-key = typer.Typer(name="key", help="Make API keys of the gateway.")
+SECRET_BYTES = 32
+_OWN_KEY = (
+    "with the first key, every request needs one, yours and the page's too; a key that does all and has what was there "
+    "before: `roundhouse key new me --scope inference --scope admin --tenant default`"
+)
+
+key = typer.Typer(name="key", help="Make, list and revoke API keys of the gateway.")
 
 
 @key.callback()
 def _group() -> None:
-    """Make API keys of the gateway."""
+    """Make, list and revoke API keys of the gateway."""
 
 
 @key.command()
@@ -146,9 +155,11 @@ def new(
     print_error(f"the secret of {name}, which is shown this once: {secret}")
     if is_declared:
         print_line(f"key {name}: declared, and in force")
-        return ExitCode.DONE
-    print_line(_lines(name, fields))
-    print_error("its lines, on stdout, belong into a file of the desired state; they may be committed")
+    else:
+        print_line(_lines(name, fields))
+        print_error("its lines, on stdout, belong into a file of the desired state; they may be committed")
+    if "admin" not in (scope or ()):
+        print_error(_OWN_KEY)
     return ExitCode.DONE
 
 
@@ -189,3 +200,88 @@ def _text(text: str) -> str:
     except ValueError:
         is_plain = False
     return text if is_plain else json.dumps(text)
+
+
+@key.command("ls")
+def list_keys(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
+    """List the keys, whether they are in force, when they were last used, and where they are declared.
+
+    LAST USE is `unknown` while no gateway has reported it. WHERE is a file and a line, or who declared the key at run
+    time. Exit code 3: no controller answers.
+    """
+    from cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    async def ask(client: AdminClient) -> tuple[ControllerStatus, DeclarationsView]:
+        return await client.get_status(), await client.list_declarations()
+
+    status, declared = ask_admin(controller_url(controller, state), ask)
+    states = dict.fromkeys(status.keys, "in force") | dict.fromkeys(status.expired_keys, "expired")
+    used = status.keys_used
+    if as_json:
+        rows = [{"name": name, "state": state, "where": _where(declared, name)} for name, state in states.items()]
+        print_json(rows if used is None else [{**row, "last_used": used.get(row["name"])} for row in rows])
+    elif states:
+        now = time.time()
+        table = [(name, state, _last_use(used, name, now), _where(declared, name)) for name, state in states.items()]
+        print_table(("KEY", "STATE", "LAST USE", "WHERE"), sorted(table))
+    else:
+        print_line("no keys are declared; `roundhouse key new NAME` makes one")
+    return ExitCode.DONE
+
+
+@key.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.")],
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """Revoke a key that was declared at run time: new and waiting requests with it are refused at once.
+
+    Of a key in the files, says in which file and line it stands, and changes nothing. Exit code 1: the key is in the
+    files, or there is none of this name. 3: no controller answers.
+    """
+    from cli.admin_client import ask_admin  # aiohttp takes 150 ms
+    from controller.config.messages import suggest_name
+
+    async def ask(client: AdminClient) -> DeclarationView:
+        declared = await client.list_declarations()
+        if name in declared.keys:
+            return await client.drop_declaration("keys", name)
+        if (place := declared.places.get(f"keys.{name}")) is not None:
+            raise CommandError(
+                f"the key {name} is declared in {place}: remove its lines there, which revokes it at once"
+            )
+        status = await client.get_status()
+        if name in (*status.keys, *status.expired_keys):
+            raise CommandError(
+                f"the key {name} is in force, from files that cannot be read now: `roundhouse status` says why"
+            )
+        names = [*declared.keys, *(each.removeprefix("keys.") for each in declared.places if each.startswith("keys."))]
+        raise CommandError(f"no key is named {name}{suggest_name(name, names)}")
+
+    view = ask_admin(controller_url(controller, state), ask)
+    if as_json:
+        print_json(view)
+    else:
+        print_line(f"key {name}: revoked")
+    return ExitCode.DONE
+
+
+def _last_use(keys_used: Mapping[str, float] | None, name: str, now: float) -> str:
+    """Return how long ago a key was last used, in words. `now`: Unix time in seconds."""
+    if keys_used is None:
+        return "unknown"
+    if name not in keys_used:
+        return "never seen"
+    seconds = now - keys_used[name]
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "just now"
+
+
+def _where(declared: DeclarationsView, name: str) -> str:
+    if (declaration := declared.keys.get(name)) is not None:
+        return f"at run time, by {declaration.actor} on {time_words(declaration.declared_at)}"
+    return declared.places.get(f"keys.{name}", "-")

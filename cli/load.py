@@ -26,7 +26,7 @@ from cli.output import (
 from controller.rollout import find_outdated
 
 if TYPE_CHECKING:
-    from cli.admin_client import Transition
+    from cli.admin_client import AdminClient, Transition
     from contract.admin import AdminModel
 
 
@@ -122,11 +122,25 @@ async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: floa
     from contract.status import ModelState
 
     async with AdminClient(url) as client:
+        await _check_fields(client, name, values)
         request = client.load_model(name, values, wait_s, restart=restart)
         if wait_s is None:
             return await request
         goal = TransitionGoal(ModelState.LOADED, restart)
         return await wait_for_transition(client, name, request, goal, wait_s)
+
+
+async def _check_fields(client: AdminClient, name: str, values: dict[str, LoadScalar]) -> None:
+    """Raise CommandError (USAGE) for a field that no load of the model may set, with the name that was perhaps
+    meant."""
+    if not values:
+        return
+    from controller.config.messages import suggest_name
+
+    known = ["replicas", *(await client.get_model(name)).load_constraints]
+    for field in values:
+        if len(known) > 1 and field not in known:
+            raise CommandError(f"--set {field}: no load of {name} sets it{suggest_name(field, known)}", ExitCode.USAGE)
 
 
 def _print_load(transition: Transition, as_json: bool) -> None:

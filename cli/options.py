@@ -155,6 +155,10 @@ ControllerUrl: TypeAlias = Annotated[
         help="Address of the controller: unix:PATH or http://HOST:PORT; default: the socket in the state folder.",
     ),
 ]
+GatewayUrl: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--gateway", metavar="URL", help="Address of the gateway; default: the controller is asked for it."),
+]
 ModelArgument: TypeAlias = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Name of the model.", autocompletion=model_names, callback=checked_name),

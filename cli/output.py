@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -44,6 +46,31 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130, "Ended by Ctrl-C before it was done (`up` that stopped everything ends with 0)."
 
 
+SECTIONS = ("Serve", "Watch", "Models", "Documents", "Keys", "Service")
+"""Sections of commands in `roundhouse --help`, in their order."""
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands whose help lists them in sections, by the `rich_help_panel` of each, in the order of
+    `SECTIONS`, with the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the group's commands to the help page, a heading for each section that has any. Overrides click's
+        method, which writes one list."""
+        sections: dict[str, list[tuple[str, str]]] = {each: [] for each in SECTIONS}
+        for name in self.list_commands(ctx):
+            if (command := self.get_command(ctx, name)) is not None and not command.hidden:
+                panel = getattr(command, "rich_help_panel", None)
+                row = (name, command.get_short_help_str(limit=1000))  # 1000: not cut
+                sections.setdefault(panel if isinstance(panel, str) else "Commands", []).append(row)
+        for section, rows in sections.items():
+            if rows:
+                formatter.write_paragraph()
+                formatter.write_heading(section)
+                with formatter.indentation():
+                    formatter.write_dl([(name.ljust(max(map(len, self.commands))), words) for name, words in rows])
+
+
 class CommandError(Exception):
     """A command cannot do its work. The message is one plain line for the operator; `code` is the exit code. `app.run`
     prints the message to stderr and returns the code."""
@@ -57,6 +84,9 @@ STATE_COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", 
 """Model state to its colour in tables."""
 LOG_FOLLOWS = " Last log lines:"
 """End of an error's first line, where the engine's log lines follow."""
+_CODE: Final = re.compile(r"`([^`\n]+)`")
+"""What Markdown shows as code."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 PIPE_WIDTH = 400
 """Columns of a table that is not shown on a terminal: wide enough to keep each row on one line, for grep."""
 
@@ -67,8 +97,10 @@ def print_line(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print a line about the work to stderr, after `roundhouse: `. A line that cannot be written is dropped; nothing is
-    raised."""
+    """Print a line about the work to stderr, after `roundhouse: `. On a terminal, what stands in backticks is bold
+    instead. A line that cannot be written is dropped; nothing is raised."""
+    if is_terminal(sys.stderr):
+        text = _CODE.sub(lambda code: typer.style(code[1], bold=True), text)
     with suppress(OSError):
         typer.echo(f"roundhouse: {text}", err=True)
 
@@ -93,10 +125,16 @@ def print_json_line(value: Any) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether people read this standard stream; None: the process was started without it."""
+    return stream is not None and stream.isatty()
+
+
 def print_piece(text: str) -> None:
-    """Print part of a text to stdout, without a line break after it. Raises BrokenPipeError where the reader of stdout
-    is gone."""
-    typer.echo(text, nl=False)
+    """Print part of a text of others to stdout, without a line break after it. A terminal gets no control characters
+    but tabs and line breaks: they could repaint lines or write the clipboard. Raises BrokenPipeError where the
+    reader of stdout is gone."""
+    typer.echo(_CONTROL.sub("", text) if is_terminal(sys.stdout) else text, nl=False)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
@@ -105,7 +143,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: d
     Raises BrokenPipeError where the reader of stdout is gone."""
     from rich.console import Console  # 50 ms that most commands do not need
 
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = Console(width=None if is_terminal(sys.stdout) else PIPE_WIDTH)
     with console.capture() as capture:
         console.print(table_of(columns, rows, styles))
     for line in capture.get().splitlines():
@@ -129,6 +167,27 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict
 def one_line(text: str) -> str:
     """Return the lines of a text as one, stripped and separated by ` | `; empty lines are left out."""
     return " | ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def explain_error(
+    message: str, code: str | None, given: Sequence[str], fields: Mapping[str, object]
+) -> tuple[str, list[str]]:
+    """Return what is wrong, and what to do in the order to try, in the words of the command line: an error code's own
+    for it, else those of the answer, all without backticks.
+
+    `message`, `code`, `given`: of the answer; `given` are its next steps. `code` None: it has none. `fields`: what the
+    error says of itself, for placeholders (see `contract.errors.fill_steps`).
+    """
+    from contract.errors import ERROR_CODES, fill_steps  # reads the table
+
+    entry = ERROR_CODES.get(code or "")
+    steps = given if entry is None or entry.cli_steps is None else fill_steps(entry.cli_steps, fields)
+    return without_backticks(message), [without_backticks(step) for step in steps]
+
+
+def without_backticks(text: str) -> str:
+    """Return a text in which nothing stands in backticks, as Markdown marks code."""
+    return _CODE.sub(r"\1", text)
 
 
 def value_words(value: object) -> str:
@@ -245,7 +304,7 @@ class WorkBar:
 def open_work_bar(name: str, total: float | None) -> Iterator[WorkBar]:
     """Context manager that shows a bar on stderr within the block, if that is a terminal, and yields the object that
     moves it. `total`: how much there is to do; None: it is not known."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield WorkBar(None, None)
         return
     from rich.console import Console  # 50 ms

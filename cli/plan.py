@@ -54,10 +54,10 @@ def plan(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Show what the controller would do now, or with other files, and why.
+    """Show what the controller would do now, or with other files.
 
-    Changes nothing. Exit code 0: nothing to do. 1: the files of --diff have problems. 2: there is something to do, or
-    something is blocked. 3: no controller answers.
+    And why. Changes nothing. Exit code 0: nothing to do. 1: the files of --diff have problems. 2: there is something to
+    do, or something is blocked. 3: no controller answers.
     """
     from cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
@@ -121,8 +121,11 @@ def _show_diff(outcome: DryRun) -> None:
     if not outcome.ok:
         print_line("with these problems what is in force would stay")
         return
+    blocked = outcome.plan.blocked if outcome.plan is not None else []
+    if outcome.changes or outcome.keys or outcome.tools:
+        _show_blocked(blocked)
     for change in outcome.changes:
-        _show_change(change)
+        _show_change(change, [each.index for each in blocked if each.model == change.model])
     for key in outcome.keys:
         print_line(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
     for tool in outcome.tools:
@@ -131,15 +134,18 @@ def _show_diff(outcome: DryRun) -> None:
         print_line(f"{subject} {tool.name}: {tool.change}{fields}")
     for name in outcome.superseded:
         print_line(f"{name}: its runtime declaration would end, the files declare it")
-    blocked = outcome.plan.blocked if outcome.plan is not None else []
     if not outcome.changes and not outcome.keys and not outcome.tools:
         print_line("nothing would change" + (", and this would stay blocked:" if blocked else ""))
-    _show_blocked(blocked)
+        _show_blocked(blocked)
 
 
-def _show_change(change: ModelChange) -> None:
-    replica_words = f" {', '.join(change.restarts)}" if change.effect == "restart" else ""
-    print_line(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{replica_words}")
+def _show_change(change: ModelChange, blocked: Sequence[int | None]) -> None:
+    """Print a change of a model. `blocked`: its replicas that the plan cannot start yet, None for all of them."""
+    effect = EFFECTS[change.effect] + (f" {', '.join(change.restarts)}" if change.effect == "restart" else "")
+    if blocked and change.effect not in ("none", "stop"):
+        replicas = "" if None in blocked else " for " + ", ".join(f"{change.model}/{index}" for index in blocked)
+        effect = f"BLOCKED{replicas}; once that is over, {effect}"
+    print_line(f"{change.model}: {change.change}, {effect}")
     for field in change.fields:
         is_masked = field.before == field.after  # both masked
         change_words = "changed (secret)" if is_masked else f"{value_words(field.before)} -> {value_words(field.after)}"
@@ -178,13 +184,15 @@ def validate(
     """Check the desired-state files.
 
     Prints every problem with file, line and field. Warns of models that could not be started on this machine, because
-    one of their files is missing or would be refused (without a models folder no such file is checked), and of models
-    whose name hides a route of the gateway. Needs no controller. Exit code 0: the files are good. 1: they have
-    problems. 2: they are good, with warnings.
+    they declare more main memory than engines may use, or one of their files is missing or would be refused (without a
+    models folder no such file is checked), and of models whose name hides a route of the gateway. Needs no controller.
+    Exit code 0: the files are good. 1: they have problems. 2: they are good, with warnings.
     """
     from controller.config.parse import (
         find_name_warnings,
-        parse_folder,  # pydantic and ruamel.yaml
+        list_places,
+        parse_documents,  # pydantic and ruamel.yaml
+        read_documents,
         read_folder,
     )
     from controller.desired.file_source import place_models
@@ -193,10 +201,13 @@ def validate(
         raise CommandError("the folder stands twice: as an argument and after --desired", ExitCode.USAGE)
     settings = read_settings(desired=folder or desired, models=models)
     roots = settings.models.absolute()
-    parsed_folder = parse_folder(read_folder(settings.desired), roots)
+    snapshot = read_folder(settings.desired)
+    documents = read_documents(snapshot)
+    parsed_folder = parse_documents(snapshot, documents, roots)
     has_models = any(root.is_dir() for root in roots.folders)
     placed, missing = place_models(roots.first, parsed_folder.definitions, parsed_folder.declared_models)
-    start_problems = _find_start_problems(placed, roots) if has_models else {}
+    start_problems = _find_oversized(parsed_folder.definitions, settings.engines_memory_mib)
+    start_problems |= _find_start_problems(placed, roots) if has_models else {}
     name_warnings = find_name_warnings(parsed_folder.definitions)
     warnings = [*name_warnings, *start_problems.items()]
     if as_json:
@@ -218,11 +229,12 @@ def validate(
         counts = [(len(parsed_folder.keys), "key"), (len(tools.tools), "tool"), (len(tools.servers), "MCP server")]
         others = "".join(f"; {count_words(number, word)}" for number, word in counts if number)
         names = ", ".join(sorted(parsed_folder.definitions)) or "none"
+        places = list_places(documents.values())
+        words = [(name, f"{name}: {message}") for name, message in name_warnings]
+        words += [(name, f"{name} cannot be started here: {message}") for name, message in start_problems.items()]
+        for name, text in words:
+            print_line(f"{places[f'models.{name}']}: warning: {text}")
         print_line(f"{settings.desired}: {verdict}; models: {names}{others}")
-        for name, message in name_warnings:
-            print_line(f"warning: {name}: {message}")
-        for name, message in start_problems.items():
-            print_line(f"warning: {name} cannot be started here: {message}")
         for name, source in sorted(missing.items()):
             print_line(f"{name}: its files are not here; they are downloaded from {source} before it starts")
         if not has_models:
@@ -233,6 +245,21 @@ def validate(
     if not parsed_folder.is_valid:
         return ExitCode.FAILED
     return ExitCode.PENDING if warnings else ExitCode.DONE
+
+
+def _find_oversized(definitions: Mapping[str, Definition], engines_mib: int | None) -> dict[str, str]:
+    """Return by name why models have never room here: one replica declares more main memory than there is for engines.
+    GPUs are not looked at, because the driver may take seconds, and the controller may see others than this command."""
+    import psutil
+
+    from controller.planning.placement import advise_smaller, explain_oversize
+
+    limit_mib = engines_mib or psutil.virtual_memory().total // 2**20
+    return {
+        name: f"it {explain_oversize(each.memory_mib, limit_mib)}: {advise_smaller('lower `memory_mib`')}"
+        for name, each in sorted(definitions.items())
+        if each.memory_mib is not None and each.memory_mib > limit_mib
+    }
 
 
 def _find_start_problems(definitions: Mapping[str, Definition], roots: ModelRoots) -> dict[str, str]:
@@ -282,12 +309,12 @@ def schema(
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model, or with --key of the key.")]
 IsKey = Annotated[bool, typer.Option("--key", help="NAME is a key's name.")]
 
-declarations = typer.Typer(name="declarations", help="Models and keys that were declared at run time, without a file.")
+declarations = typer.Typer(name="declarations", help="Models and keys that were declared at run time.")
 
 
 @declarations.callback()
 def _group() -> None:
-    """Models and keys that were declared at run time, without a file."""
+    """Models and keys that were declared at run time."""
 
 
 @declarations.command("ls")

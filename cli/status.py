@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -191,8 +193,15 @@ def _row(model: ModelStatus) -> dict[str, str]:
         "STATE": model.state.value,
         "READY": f"{model.loaded_replicas}/{model.wanted_replicas}",
         "BACKEND": model.backend,
-        "BECAUSE": model.statement.reason,
+        "BECAUSE": _because(model),
     }
+
+
+def _because(model: ModelStatus) -> str:
+    """Return why the model is as it is: of a failed one the first clause of its error, else what was ordered."""
+    if model.state == "failed" and model.last_error:
+        return re.split(r"[;.](?:\s|$)|\n", model.last_error, maxsplit=1)[0]
+    return model.statement.reason
 
 
 def _access_lines(snapshot: ControllerStatus) -> Iterator[str]:
@@ -358,7 +367,8 @@ def models(controller: ControllerUrl = None, state: State = None, as_json: Json 
     """List what lies in the models folders.
 
     For each model: its size, whether it was downloaded or put there by hand, which declared models use it, and the
-    memory that a replica takes. Exit code 3: no controller answers.
+    memory that a replica takes. What no model uses can be served by the command that is printed, or says why it cannot.
+    Exit code 3: no controller answers.
     """
     from cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
@@ -370,9 +380,18 @@ def models(controller: ControllerUrl = None, state: State = None, as_json: Json 
         print_error(f"nothing lies in {', '.join(found.folders)}; `roundhouse pull` downloads a model")
         return ExitCode.DONE
     print_table(("PATH", "SIZE", "MEMORY", "USED BY", "FROM"), [_cells(each) for each in found.models])
+    for each in found.models:
+        if each.serve_as is not None:
+            print_error(f"{each.path}: unused; `roundhouse serve {shlex.quote(each.path)}` serves it")
+        elif each.reason is not None and each.path.lower().endswith(MODEL_SUFFIXES):
+            print_error(f"{each.path}: unused, and cannot be served: {each.reason}")
     if not found.is_complete:
         print_error("there are more files than are listed")
     return ExitCode.DONE
+
+
+MODEL_SUFFIXES: Final = (".gguf", ".litertlm", ".onnx", ".safetensors")
+"""Suffixes of files that people take for models, so that each is told why it is not served."""
 
 
 def rm(

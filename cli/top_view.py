@@ -1,4 +1,4 @@
-"""The live view of `roundhouse top` as text. Pure."""
+"""What `roundhouse top` shows of what was read: rates of tokens, and the table as text. Pure."""
 
 from __future__ import annotations
 

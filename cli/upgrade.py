@@ -57,11 +57,12 @@ def upgrade(
     controller: ControllerUrl = None,
     as_json: Json = False,
 ) -> int:
-    """Show what this version would change on an installation that another version runs.
+    """Show what this version would change on an installation.
 
-    Run the new version's `roundhouse` with the installation's --state. The command asks the running controller, and
-    reads the controller's environment, the files and the state folder. Exit code 0: nothing would change. 1: this
-    version would not work with the installation as it is. 2: something would change.
+    An installation that another version runs: run the new version's `roundhouse` with the installation's --state. The
+    command asks the running controller, and reads the controller's environment, the files and the state folder. Exit
+    code 0: nothing would change. 1: this version would not work with the installation as it is. 2: something would
+    change.
     """
     if not check:
         raise CommandError("say `upgrade --check`: a new version is installed by git or by its images", ExitCode.USAGE)

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -184,6 +184,56 @@ def _reason_of(error: OSError | UnicodeError) -> str:
         return "not a name"
     # Failures to resolve have numbers of their own, below zero.
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+
+
+BACKLOG: Final = 2048
+"""Connections of clients that may wait to be accepted."""
+LISTENER: Final = "listener"
+"""Name, in `LISTEN_FDNAMES`, of a socket at which clients connect."""
+READY: Final = "ready"
+"""Name, there, of the descriptor at which a process that replaces another one writes a line once it serves."""
+_FIRST_PASSED: Final = 3
+"""The first descriptor that is passed on (SD_LISTEN_FDS_START)."""
+
+
+def take_passed_files(environ: MutableMapping[str, str]) -> dict[str, list[int]]:
+    """Return the descriptors that whoever started this process passes on, by their names, as sd_listen_fds(3) has it;
+    empty: none. The caller closes them; programs that this process starts do not get them, nor the variables, which are
+    removed from `environ`.
+
+    The name is empty where the starter names none.
+    """
+    pid, count, names = (environ.pop(f"LISTEN_{each}", "") for each in ("PID", "FDS", "FDNAMES"))
+    if pid != str(os.getpid()) or not count.isdigit():
+        return {}
+    by_name: dict[str, list[int]] = {}
+    name_of_place = dict(enumerate(names.split(":")))
+    for place in range(int(count)):
+        descriptor = _FIRST_PASSED + place
+        os.set_inheritable(descriptor, False)
+        by_name.setdefault(name_of_place.get(place, ""), []).append(descriptor)
+    return by_name
+
+
+def open_listeners(
+    hosts: Sequence[str], port: int, passed: Iterable[int], note: Callable[[str], None]
+) -> list[socket.socket]:
+    """Return the sockets of `passed`, descriptors of `take_passed_files`, where these are for just these hosts and
+    this port (0: any). Else close them, say so by `note`, and bind others (`bind_listeners`, also for errors)."""
+    sockets = [socket.socket(fileno=descriptor) for descriptor in passed]
+    if not sockets:
+        return bind_listeners(hosts, port)
+    bound_port = port or sockets[0].getsockname()[1]
+    present = {(each.family, (each.getsockname()[0].partition("%")[0], each.getsockname()[1])) for each in sockets}
+    addresses = select_addresses(address for host in hosts for address in resolve_host(host))
+    wanted = {(each.family, (each.ip.partition("%")[0], bound_port)): each.host for each in addresses}
+    if present <= wanted.keys() and {wanted[each] for each in present} == set(wanted.values()):
+        return sockets
+    for each in sockets:
+        each.close()
+    places = ", ".join(sorted(f"{host}:{number}" for _, (host, number) in present))
+    note(f"the sockets that were passed on listen on {places}, and the settings name other addresses: these are opened")
+    return bind_listeners(hosts, port)
 
 
 def split_listen_address(listen: str) -> Path | tuple[str, int]:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -46,6 +46,17 @@ def keep_log_file(state: Path, program: str, limit_mib: int, log_format: LogForm
         handler = BoundedLogFile(state / FOLDER_NAME / f"{program}.log", limit_mib * _MIB)
         handler.setFormatter(create_formatter(log_format))
         logging.getLogger().addHandler(handler)
+
+
+def open_access_log(state: Path, limit_mib: int) -> Callable[[str], None]:
+    """Return a function that appends a line to `logs/access.log` in the state folder, which blocks on the disk and
+    never raises. The file has `limit_mib` MiB at most, together with the older `logs/access.log.1`."""
+    handler = BoundedLogFile(state / FOLDER_NAME / "access.log", limit_mib * _MIB)
+
+    def write_line(line: str) -> None:
+        handler.handle(logging.LogRecord("access", logging.INFO, "", 0, line, None, None))
+
+    return write_line
 
 
 def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:

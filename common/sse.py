@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -17,9 +18,11 @@ class SseEvent:
 
 @dataclass(slots=True)
 class SseReader:
-    """Incremental parser of one stream: takes bytes as the network delivers them, and returns complete events. Comments
-    are ignored. Use a new one for each connection. Lines end with LF or CRLF."""
+    """Incremental parser of one stream: takes bytes as the network delivers them, and returns complete events. Use a
+    new one for each connection. Lines end with LF or CRLF."""
 
+    on_comment: Callable[[str], None] | None = None
+    """Called with each comment's text as it is read; None: comments are ignored."""
     _partial_line: bytes = b""
     _kind: str = ""
     _data: list[str] = field(default_factory=list)
@@ -42,7 +45,9 @@ class SseReader:
             return self._take_event()
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
-        if name == "id":
+        if not name and self.on_comment is not None:
+            self.on_comment(value)
+        elif name == "id":
             self._id = value
         elif name == "event":
             self._kind = value

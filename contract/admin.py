@@ -148,10 +148,10 @@ class ModelConfigured(BaseModel):
         description="All fields of the definition as the files declare them; null: not declared. Secrets are masked."
     )
     aliases: list[str] = Field(description="Other names that clients may use for the model.")
-    declared_by: Literal["files", "runtime"] = Field(
+    declared_by: Literal["files", "runtime", "discovery"] = Field(
         default="files",
-        description="Who declares the model: the desired-state files, or an operator at run time "
-        "(`/v1/admin/declarations`).",
+        description="Who declares the model: the desired-state files, an operator at run time "
+        "(`/v1/admin/declarations`), or nobody: its file lies in a models folder (`discover: true`).",
     )
 
 
@@ -166,7 +166,7 @@ class ModelEstimate(BaseModel):
     )
     vram_estimate_replica_count: int = Field(description="Number of replicas that the estimate is for.")
     vram_estimate_source: EstimateSource = Field(
-        description="Source of the estimate. `declared` is `vram_mib` in the definition."
+        description="Source of the estimate. `declared` is `vram_mib` in the definition, or `memory_mib` without a GPU."
     )
     vram_observed_mib: int | None = Field(
         default=None,
@@ -317,6 +317,11 @@ class GpuMemoryAnswer(BaseModel):
     gpus: list[GpuMemory] = Field(description="The host's GPUs that can be read.")
     unread_gpus: list[UnreadGpuStatus] = Field(
         default_factory=list, description="GPUs that are missing from `gpus` because the driver cannot read them."
+    )
+    host_mib: int | None = Field(
+        default=None,
+        description="Main memory that all engines may take together, in MiB: the host's, or `ROUNDHOUSE_ENGINES_MEMORY_"
+        "MIB`; null: not bounded.",
     )
     models: list[GpuModel] = Field(description="Memory estimates of all declared models.")
     error: str | None = Field(description="Why no figures of GPUs are available; null: they are.")

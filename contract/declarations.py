@@ -40,6 +40,10 @@ class DeclarationsView(RuntimeDeclarations):
         description="Why a declaration is not in force. `field` begins with `models.NAME` or `keys.NAME`. The other "
         "declarations are in force."
     )
+    places: dict[str, str] = Field(
+        default_factory=dict,
+        description="Where the files declare models and keys: `models.NAME` or `keys.NAME` to the file and the line.",
+    )
 
 
 class DeclarationView(RuntimeDeclaration):

@@ -128,7 +128,7 @@ class DocumentChunk(BaseModel):
     start: int = Field(description="Offset of its first byte in the document's text (UTF-8).")
     end: int = Field(description="Offset after its last byte.")
     text: str
-    headings: list[str] = Field(description="Headings above the chunk, the outermost first.")
+    headings: list[str] = Field(description="Headings above the chunk, outermost first; then its table's header row.")
     page: int | None = Field(description="Page that the chunk begins on, from 1; null: the format has no pages.")
 
 
@@ -173,6 +173,7 @@ class DeletedTenant(BaseModel):
 # Searches
 
 SearchLanguage = Literal[
+    "auto",
     "none",
     "arabic",
     "azerbaijani",
@@ -206,6 +207,8 @@ SearchLanguage = Literal[
     "turkish",
 ]
 LANGUAGES: Final[tuple[str, ...]] = get_args(SearchLanguage)
+ANY_LANGUAGE: Final = "auto"
+"""The language of each text."""
 NO_LANGUAGE: Final = "none"
 """No stop words and no stems."""
 
@@ -274,7 +277,8 @@ class SearchScores(BaseModel):
 class SearchHit(BaseModel):
     """A chunk that was found, with its place in the document's text. `filename` is null if the client named none.
     `page` is the page that the chunk begins on, from 1, and null where the format has no pages. `headings` are those
-    above the chunk, the outermost first; a heading that the chunk begins with is in its `text` alone. `score` is the
+    above the chunk, the outermost first, and then the header row of the table that it begins in; what the chunk begins
+    with is in its `text` alone. `score` is the
     rerank model's, in its own unit, if the search asked to `rerank`. `metadata` is the document's."""
 
     document_id: str
@@ -302,6 +306,9 @@ class SearchResult(BaseModel):
     rerank_model: str | None
     complete: bool = Field(description="False while the index is being rebuilt, so that documents may be missing.")
     notice: str | None = Field(
-        None, description="What an operator should do so that searches follow the settings; null: nothing."
+        None,
+        description="What the search did not do: the query has no words, or the index does not follow the settings "
+        "yet; without hits also how many documents the tenant has, and, to a caller that may see them, which others "
+        "have some; null: nothing.",
     )
     data: list[SearchHit]

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `POST /inspect` | `DownloadOrder` | `Inspection`: what the reference resolves to now. Nothing is stored |
 | `POST /ranges` | `RangeOrder` | bytes of one file of the source, `application/octet-stream` |
+| `POST /search` | `SearchOrder` | `FoundModels`: models of the hub whose names have these words. Nothing is stored |
 | `POST /downloads` | `DownloadOrder` | `Download`, status 202; 200 where it is under way already |
 | `GET /downloads` | | `DownloadList`, newest first |
 | `GET /downloads/{id}` | | `Download` |
@@ -20,9 +21,9 @@ misses no final state.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from contract.errors import ErrorBody
 from contract.status import Wire
@@ -30,6 +31,10 @@ from contract.status import Wire
 """Header with the token in requests to a `transfers` that listens on a port."""
 LONGEST_RANGE: Final = 32 * 1024 * 1024
 """Bytes of one answer of `POST /ranges`."""
+LONGEST_WORDS: Final = 200
+"""Characters of the words of a search."""
+MOST_FOUND: Final = 20
+"""Repositories of one answer to a search."""
 
 DownloadState = Literal["queued", "resolving", "downloading", "verifying", "finished", "failed", "cancelled"]
 """`queued`: waits for another one; `resolving`: the source is asked for its files; `verifying`: all bytes are here and
@@ -66,6 +71,27 @@ class RangeOrder(Order):
     path: str = Field(min_length=1, max_length=1024, description="File, as `RemoteFile.path` has it.")
     start: int = Field(default=0, ge=0, description="First byte, from 0.")
     length: int = Field(ge=1, le=LONGEST_RANGE, description="Number of bytes.")
+
+
+def _check_printable(words: str) -> str:
+    if not words.isprintable():
+        raise ValueError("the words have control characters or line breaks")
+    return words
+
+
+SearchWords = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_WORDS),
+    AfterValidator(_check_printable),
+]
+"""Words of a search. Others than up to 200 printable characters raise pydantic.ValidationError."""
+
+
+class SearchOrder(Order):
+    """Body of `POST /search`: words for the hub, and how many repositories the answer has at most."""
+
+    words: SearchWords = Field(description="Words that names of repositories have.")
+    limit: int = Field(default=10, ge=1, le=MOST_FOUND, description="Repositories at most.")
 
 
 class RemovalOrder(Order):
@@ -105,6 +131,42 @@ class Inspection(Wire):
     total_bytes: int = Field(description="Size of all files.")
     missing_bytes: int = Field(description="Size of the files that the models folder does not have.")
     free_bytes: int = Field(description="Bytes of the disk that downloads may take.")
+
+
+class ModelChoice(Wire):
+    """One model that a repository of the hub offers for download: a GGUF file (with all its parts) of one quantisation,
+    or the folder of safetensors."""
+
+    reference: str = Field(description="What an order names to get it.")
+    format: Literal["gguf", "safetensors"] = Field(description="Format of its weights.")
+    quantisation: str | None = Field(default=None, description="As its file's name tells it; null: it tells none.")
+    main: str = Field(description="As `Inspection.main`.")
+    projector: str | None = Field(default=None, description="As `Inspection.projector`.")
+    file_count: int = Field(description="Number of files, the projector among them.")
+    size: int = Field(description="Bytes of all its files.")
+
+
+class RepositoryFacts(Wire):
+    """A repository of the hub in the results of a search, without its models."""
+
+    repository: str = Field(description="`USER/REPO`.")
+    downloads: int | None = Field(default=None, description="Downloads of the last 30 days; null: not known.")
+    is_gated: bool = Field(default=False, description="Whether its files need a token that accepted its terms.")
+    licence: str | None = Field(default=None, description="Name of its licence, as the hub tags it; null: none.")
+    left_out: int = Field(default=0, description="Further models of it, which are not listed.")
+    reason: str | None = Field(default=None, description="Why its models are not known; null: they are.")
+
+
+class FoundRepository(RepositoryFacts):
+    """A repository of the hub in the results of a search, with the models that it offers."""
+
+    choices: list[ModelChoice] = Field(default_factory=list, description="Its models, the smallest first.")
+
+
+class FoundModels(Wire):
+    """Answer of `POST /search`: the repositories that the hub found."""
+
+    repositories: list[FoundRepository] = Field(description="Those with a model, the most downloaded first.")
 
 
 class DownloadFile(Wire):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +27,11 @@ class ErrorCode:
     meaning: str
     """One or two sentences, for the documentation."""
     next_steps: tuple[str, ...]
-    """What to do, in the order to try."""
+    """What to do, in the order to try, in the words of the API. May have placeholders (see `fill_steps`)."""
+    page_steps: tuple[str, ...] | None
+    """The same in the words of the page; None: as `next_steps`."""
+    cli_steps: tuple[str, ...] | None
+    """The same in the words of the command line; None: as `next_steps`. Empty: the message says it all."""
     retry: bool | None
     """Whether the same request may succeed later. True adds `Retry-After`, False `x-should-retry: false`, None no
     header."""
@@ -41,6 +47,8 @@ def _read_codes() -> dict[str, ErrorCode]:
             type=entry.get("type", "invalid_request_error" if entry["status"] < 500 else "server_error"),
             meaning=entry["meaning"],
             next_steps=tuple(entry["next_steps"]),
+            page_steps=tuple(entry["page_steps"]) if "page_steps" in entry else None,
+            cli_steps=tuple(entry["cli_steps"]) if "cli_steps" in entry else None,
             retry=entry.get("retry"),
         )
         for group, entries in groups.items()
@@ -50,6 +58,32 @@ def _read_codes() -> dict[str, ErrorCode]:
 
 ERROR_CODES: Final = _read_codes()
 """Every error code of Roundhouse, by its name, as `error_codes.toml` says."""
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)(?:\|([^}]*))?\}")
+
+
+def fill_steps(steps: Sequence[str], fields: Mapping[str, object]) -> list[str]:
+    """Return next steps with their placeholders filled: `{model}` becomes the field `model` of `fields`.
+
+    For a field that is missing or None, `{model|the model}` becomes `the model`; a step whose placeholder has no such
+    words is left out. web/src/api/errors.ts does the same.
+    """
+    return [filled for step in steps if (filled := _fill_step(step, fields)) is not None]
+
+
+def _fill_step(step: str, fields: Mapping[str, object]) -> str | None:
+    is_complete = True
+
+    def fill(match: re.Match[str]) -> str:
+        nonlocal is_complete
+        value = fields.get(match[1])
+        text = match[2] if value is None else str(value)
+        is_complete = is_complete and text is not None
+        return text or ""
+
+    filled = _PLACEHOLDER.sub(fill, step) if "{" in step else step
+    return filled if is_complete else None
+
 
 DEFAULT_RETRY_AFTER_S: Final = 5
 """Seconds in `Retry-After` if the error itself names none."""
@@ -67,6 +101,11 @@ class ErrorBody(BaseModel):
         description="Whether the client or the operator can fix the cause; true if `next_steps` is not empty."
     )
     next_steps: list[str] = Field(description="What to do about the error, in the order to try.")
+    model: str | None = Field(
+        default=None,
+        description="Name of the model that the error is about; absent: of none, or it is not known.",
+        exclude_if=lambda model: model is None,
+    )
     request_id: str | None = Field(
         default=None, description="Id of the request, as in the `x-request-id` header; null: none was assigned."
     )
@@ -83,30 +122,43 @@ class RoundhouseError(Exception):
     code that is not in `ERROR_CODES` raises KeyError."""
 
     def __init__(
-        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        status: int | None = None,
+        model: str | None = None,
     ) -> None:
         """Create an error with one of the codes in `ERROR_CODES`. Raises KeyError for any other code.
 
         `param` names the field or parameter at fault. For codes that ask for a retry, `retry_after_s` is the seconds
-        until then; None means 5 (`DEFAULT_RETRY_AFTER_S`).
+        until then; None means 5 (`DEFAULT_RETRY_AFTER_S`). `status`: HTTP status in place of the code's own.
+        `model`: name of the model that the error is about, for its next steps.
         """
         super().__init__(message)
-        self.entry = ERROR_CODES[code]
+        entry = ERROR_CODES[code]
+        self.entry = entry if status is None else replace(entry, status=status)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.model = model
 
     def build_envelope(self, request_id: str | None = None) -> ErrorEnvelope:
         """Return the body of the error answer. `request_id` None: the answer has no request id."""
         entry = self.entry
+        fields = {"model": self.model, "param": self.param, "retry_after_s": self.retry_after_s}
+        next_steps = fill_steps(entry.next_steps, fields)
         body = ErrorBody(
             message=self.message,
             type=entry.type,
             code=entry.code,
             param=self.param,
             status=entry.status,
-            actionable=bool(entry.next_steps),
-            next_steps=list(entry.next_steps),
+            actionable=bool(next_steps),
+            next_steps=next_steps,
+            model=self.model,
             request_id=request_id,
         )
         return ErrorEnvelope(error=body)

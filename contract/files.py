@@ -303,11 +303,13 @@ class VectorStoreHit(BaseModel):
 
 class VectorStoreResults(BaseModel):
     """The hits of a search, best first, at most `max_num_results`, all on one page. A chunk that several queries found
-    is there once, with its best score. `search_query` has the queries as they were sent."""
+    is there once, with its best score. `search_query` has the queries as they were sent. `notice` is beyond OpenAI's
+    form."""
 
     object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
     search_query: list[str]
     data: list[VectorStoreHit]
+    notice: str | None = Field(None, description="As `notice` of a search; of several queries, all of them.")
     has_more: Literal[False] = False
     next_page: None = None
 

@@ -23,8 +23,8 @@ ServiceTier = Literal["priority", "default", "flex"]
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 """Name of a key or a tenant, in characters that headers, logs and metrics can all show."""
 
-ANONYMOUS_TENANT = "anonymous"
-"""The tenant of all requests while no keys are declared."""
+DEFAULT_TENANT = "default"
+"""The tenant of all requests while no keys are declared. Documents are also of the client that `X-Client-Id` names."""
 
 
 def _reveal_secret(secret: SecretStr) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from contract.admin import EstimateSource
-from contract.downloads import Download, DownloadOrder, Inspection
+from contract.desired import ModelName
+from contract.downloads import Download, DownloadOrder, Inspection, ModelChoice, RepositoryFacts
 from contract.status import Wire
 
 
@@ -60,6 +61,28 @@ class InspectedModel(Wire):
     )
 
 
+class OfferedModel(ModelChoice):
+    """A model that a search found, and where it fits by the size of its files."""
+
+    forecast: MemoryForecast = Field(
+        description="About the memory that it takes, and where it fits. An inspection reads the files and knows better."
+    )
+    is_present: bool = Field(default=False, description="Whether the models folder has it.")
+    used_by: list[str] = Field(default_factory=list, description="Declared models that use it, by name.")
+
+
+class OfferedRepository(RepositoryFacts):
+    """A repository of the hub in the results of a search, with its models and about where each fits."""
+
+    choices: list[OfferedModel] = Field(default_factory=list, description="Its models, the smallest first.")
+
+
+class ModelSearch(Wire):
+    """Answer to a search of the hub: repositories, their models, and about where each fits."""
+
+    repositories: list[OfferedRepository] = Field(description="Those with a model, the most downloaded first.")
+
+
 class OrderedDownload(Download):
     """A download that was just ordered."""
 
@@ -87,6 +110,57 @@ class ModelFile(Wire):
         default=None, description="Which memory that is: of GPUs, or main memory; null: not known."
     )
     memory_source: EstimateSource | None = Field(default=None, description="Where the estimate is from; null: none.")
+    serve_as: str | None = Field(
+        default=None, description="Name under which it can be declared; null: a model uses it, or it cannot be served."
+    )
+    reason: str | None = Field(default=None, description="Why it cannot be served; null: it can, or a model uses it.")
+
+
+class FileDeclarationOrder(BaseModel):
+    """Which file of the models folders to declare."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(
+        min_length=1,
+        max_length=2048,
+        description="Path of a file or folder below the models folder, or its absolute path.",
+    )
+    name: ModelName | None = Field(
+        default=None,
+        description="Name of the model; default: the name of the model that serves the file already, else the file's.",
+    )
+    dry_run: bool = Field(default=False, description="true: only say what would be declared.")
+
+
+class FileDeclaration(Wire):
+    """The declaration of a model that serves a file or folder of the models folders, made from what the file says of
+    itself, or the one in force that serves it already; or why it cannot be served."""
+
+    path: str = Field(description="Path of the file or folder, as the definition names it.")
+    name: str = Field(description="Name of the model.")
+    fields: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Fields of the definition; empty: it cannot be served."
+    )
+    forecast: MemoryForecast | None = Field(
+        default=None, description="Memory, and where it fits; null: it was not looked at."
+    )
+    context: int | None = Field(
+        default=None, description="Tokens of context that the fields ask for; null: the engine's own number."
+    )
+    trained_context: int | None = Field(
+        default=None, description="Tokens of context that the model was trained for; null: the file does not say."
+    )
+    has_chat_template: bool | None = Field(
+        default=None, description="Whether the file has a template for chats; null: not known."
+    )
+    projector: str | None = Field(
+        default=None, description="Path of the projector beside it, which reads images or sound; null: there is none."
+    )
+    reason: str | None = Field(default=None, description="Why it cannot be served; null: it can.")
+    declared: Literal["new", "before"] | None = Field(
+        default=None, description="`new`: it was declared now. `before`: it already was. null: it is not."
+    )
 
 
 class ModelFileList(Wire):

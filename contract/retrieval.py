@@ -60,7 +60,7 @@ class IndexStatus(BaseModel):
     name: str
     embedding_model: str | None = Field(description="Null: words alone.")
     dimension: int | None
-    language: str = Field(description="Of its stop words and stems; `none`: it has neither.")
+    language: str = Field(description="Of its stop words and stems; `auto`: of each text; `none`: it has neither.")
     missing_documents: int = Field(description="Searchable documents that are not in it yet.")
 
 

@@ -344,6 +344,11 @@ class GatewayReport(Wire):
     last_used: dict[str, float] = Field(
         default_factory=dict, description="Maps a model to the Unix time at which a request for it last began or ended."
     )
+    keys_used: dict[str, float] | None = Field(
+        default=None,
+        description="Maps an API key's name to the Unix time of the last request that the gateway accepted with it; "
+        "null: the gateway is of an older version.",
+    )
     demand: dict[str, float] = Field(
         default_factory=dict,
         description="Maps an autoload model that is not loaded to the Unix time of the last request for it.",
@@ -360,6 +365,11 @@ class GatewayReport(Wire):
     draining: bool = Field(
         default=False,
         description="Whether the gateway was told to end: it accepts no new requests, and running ones may finish.",
+    )
+    takes_over: bool = Field(
+        default=False,
+        description="Whether an older process of the same gateway is told to end as soon as this one serves: the "
+        "controller then takes this one at once.",
     )
     failed: dict[str, float] = Field(
         default_factory=dict,

@@ -223,6 +223,11 @@ class ControllerStatus(Wire):
     expired_keys: list[str] = Field(
         default_factory=list, description="Names of the declared API keys that have expired."
     )
+    keys_used: dict[str, float] | None = Field(
+        default=None,
+        description="Maps an API key's name to the Unix time, cut to the minute, of the last request with it. A key "
+        "without an entry was never seen; null: not known, because no gateway has reported it.",
+    )
 
 
 class ActionView(Wire):

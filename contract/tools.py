@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, Self
 
@@ -21,6 +22,26 @@ GET_PROMPT: Final = "prompts/get"
 READ_RESOURCE: Final = "resources/read"
 """What stands for the prompts and the resources of an MCP server, MCP's own methods, where names of its tools do: in
 the tools that a key may call (`SERVER__prompts/get`) and that a server offers, in the history and in metrics."""
+LONGEST_TOOL_NAME: Final = 64
+_NOT_IN_TOOL_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
+_ANY_WORD: Final = re.compile(r"[a-zA-Z0-9]")
+
+
+def write_tool_name(name: str, *, is_distinct: bool = False) -> str:
+    """Return the name under which models know a tool of an MCP server: `[a-zA-Z0-9_-]{1,64}`, which is what the APIs of
+    models allow. Pure.
+
+    `name`: with the server's name before it. Other characters become `_`. A name that is too long, or has no letter or
+    digit left, ends with a digest of the whole. So does one with `is_distinct`, for a server that has two names which
+    would become the same.
+    """
+    written = _NOT_IN_TOOL_NAMES.sub("_", name)
+    own = written.partition(SEPARATOR)[2]
+    if is_distinct or len(written) > LONGEST_TOOL_NAME or (own and not _ANY_WORD.search(own)):
+        return f"{written[: LONGEST_TOOL_NAME - 7]}_{sha256(name.encode('utf-8', 'replace')).hexdigest()[:6]}"
+    return written
+
+
 ServerName = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Name of an MCP server. A tool of it is named `SERVER__TOOL`."""
 MOST_OUTPUT_KIB: Final = 4096

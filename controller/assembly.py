@@ -13,6 +13,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from contract.admin import CommandLines, Drift, DryRun, ProposedFiles
+from contract.errors import RoundhouseError
 from contract.override import Override
 from contract.routing import GatewayReport
 from contract.status import ControllerStatus, PlanView
@@ -124,6 +125,7 @@ class Controller:
             clock=clock,
             on_link=self._recorder.record_gateway,
             place=GatewayPlace(store.load_gateway(), store.save_gateway),
+            keys_used=stored_state.keys_used or None,
         )
         self._prober = Prober(
             session,
@@ -150,7 +152,7 @@ class Controller:
             download_log=download_log,
             clock=clock,
         )
-        source_downloads = SourceDownloads(self.downloads, refresh=self._files.refresh_sources, wake=self._wake.set)
+        source_downloads = SourceDownloads(self.downloads, look_for_source=self._look_for_source, wake=self._wake.set)
         self._executor = Executor(
             runtime,
             memory,
@@ -165,6 +167,7 @@ class Controller:
         self._memory_figures = MemorySource(predictions.known_estimates, memory_history.observed_requirements)
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
+        machine_mib = psutil.virtual_memory().total // 2**20
         sources = RoundSources(
             desired=self._files,
             runtime=runtime,
@@ -175,7 +178,8 @@ class Controller:
             ready_before=self._files.stored_state.ready_since,
             redact=self._redactor.redact_text,
             progress=self._progress,
-            host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
+            host_mib=settings.engines_memory_mib or machine_mib,
+            is_host_limited=settings.engines_memory_mib is not None and settings.engines_memory_mib < machine_mib,
             requirements=self._requirements,
             get_gpu_use=self._memory_sampler.get_gpu_use,
             get_longest_tokens=predictions.longest_tokens,
@@ -208,6 +212,9 @@ class Controller:
             roots=models,
             estimator=predictions,
             download_log=download_log,
+            declare=lambda name, fields, actor: self.declaration_service.put_declaration(
+                "models", name, fields, actor=actor
+            ),
         )
         self.logs = LogReader(runtime, replicas=self._replicas_of, redact=self._redactor.redact_text)
         self._drift_detector = DriftDetector(
@@ -242,6 +249,7 @@ class Controller:
             asyncio.create_task(follow_runtime(self._runtime, self._wake.set), name="the runtime's events"),
             asyncio.create_task(self._look_for_drift(), name="the look for drift"),
             asyncio.create_task(self.downloads.follow_transfers(), name="the look at downloads"),
+            asyncio.create_task(self._look_for_models(), name="the look for models"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
@@ -306,6 +314,22 @@ class Controller:
                 # A failing report must not end the controller.
                 log.exception("the look for drift failed")
 
+    async def _look_for_models(self) -> None:
+        """Declare the models whose files lie in the models folders, every few seconds, while the files say
+        `discover`."""
+        while True:
+            try:
+                if self._files.is_discovering and self._reconciler.round is not None:
+                    discovered = await self.model_files.discover_models(self._files.stored_state.discovered)
+                    if discovered is not None and self._files.set_discovered(discovered):
+                        self._wake.set()
+            except RoundhouseError as error:
+                log.debug("model files are not looked for: %s", error)
+            except Exception:
+                # What one file holds must not end the controller.
+                log.exception("the look for models failed")
+            await asyncio.sleep(self.model_files.look_pause_s)
+
     def _on_round(self, before: Round | None, after: Round | None) -> None:
         self._round_counts.count_round(before, after)
         if after is not None:
@@ -340,6 +364,10 @@ class Controller:
             hosts=self._settings.hosts,
         )
 
+    async def _look_for_source(self, source: str) -> bool:
+        await self._files.refresh_sources()
+        return source in self._files.sources
+
     def _replicas_of(self, model: str) -> dict[str, float]:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
         return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
@@ -363,6 +391,7 @@ class Controller:
             gateway_addresses=self.hub.addresses,
             refused_gateways=list(self.hub.refusals),
             unsaved=self.list_unsaved(),
+            keys_used=self.hub.keys_used,
         )
         keys = self.hub.table.keys if self.hub.table is not None else ()
         return status_view(status, self._reconciler.round, keys, time.time())
@@ -437,8 +466,10 @@ class Controller:
         """Store a gateway's report in place of its previous one: request counts, demand, health of remote models.
         Begins to probe the replicas that the gateway could not reach, records its calls of tools, and wakes the
         reconciler where the report changes what is decided. Blocks for a write to the state folder where the report has
-        new demand."""
+        new demand, and once a minute where keys were used."""
         self.hub.take_report(report)
+        if self.hub.keys_used is not None:
+            self._files.remember_keys_used(self.hub.keys_used)
         self._remote_health.take_report(report)
         self._tool_calls.record_calls(report)
         for name in report.failed:

@@ -159,9 +159,19 @@ class Estimator:
         """Look again at those files of the models that were not checked for 30 s (`FRESH_S`), and wait until that is
         done, also for looks that another caller began. A caller that is cancelled does not end the look. Return whether
         what is known of one of them has changed, as on the first look at it."""
-        now = self._clock()
         paths = {path for model in models for path in REPLICA_ENGINES[model.backend].list_artifacts(model.definition)}
-        stale_paths = [path for path in paths if not self._is_fresh(path, now)]
+        return await self._refresh_paths(paths, FRESH_S)
+
+    async def read_artifacts(self, paths: Iterable[str], fresh_s: float = FRESH_S) -> Mapping[str, Artifact]:
+        """Return what the files at these model paths say, as `read_artifact` does. Those that were not checked for
+        `fresh_s` seconds are looked at again first, in a thread."""
+        wanted = set(paths)
+        await self._refresh_paths(wanted, fresh_s)
+        return {path: self._read_artifacts[path].artifact for path in wanted if path in self._read_artifacts}
+
+    async def _refresh_paths(self, paths: Iterable[str], fresh_s: float) -> bool:
+        now = self._clock()
+        stale_paths = [path for path in paths if not self._is_fresh(path, now, fresh_s)]
         new_paths = [path for path in stale_paths if path not in self._read_tasks]
         if new_paths:
             task = asyncio.create_task(self._read_all(new_paths), name="heads of model files")
@@ -180,10 +190,10 @@ class Estimator:
         await self.refresh_artifacts(model_list)
         return self.known_estimates(model_list)
 
-    def _is_fresh(self, path: str, now: float) -> bool:
+    def _is_fresh(self, path: str, now: float, fresh_s: float) -> bool:
         entry = self._read_artifacts.get(path)
         # If `now` is before `seen_at`, the clock was set back.
-        return entry is not None and entry.seen_at <= now < entry.seen_at + FRESH_S
+        return entry is not None and entry.seen_at <= now < entry.seen_at + fresh_s
 
     async def _read_all(self, paths: list[str]) -> bool:
         try:

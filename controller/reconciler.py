@@ -154,6 +154,8 @@ class RoundSources:
     """None: no load fraction is known."""
     host_mib: int | None = None
     """Main memory, in MiB, that all engines may take together. None: no limit."""
+    is_host_limited: bool = False
+    """Whether a setting keeps `host_mib` below the machine's main memory."""
     requirements: Requirements | None = None
     """None: only declared memory counts."""
     get_gpu_use: Callable[[], Mapping[str, Mapping[str, int]]] = dict
@@ -387,6 +389,7 @@ class Reconciler:
             unread_gpus=unread_gpus,
             unified_gpus=self._unified_gpus,
             host_mib=self.sources.host_mib,
+            is_host_limited=self.sources.is_host_limited,
             requirements=requirements,
             gpu_use=self.sources.get_gpu_use(),
             traffic=traffic_by_model(

@@ -271,6 +271,8 @@ class DesiredModel:
     """Source, in its canonical form, that must be downloaded before a replica can start. None means nothing must."""
     is_runtime_declared: bool = False
     """Whether an operator declared the model at run time, and the files do not."""
+    is_discovered: bool = False
+    """Whether nobody declared the model: its file lies in a models folder (`discover: true`)."""
 
     @property
     def declared_definition(self) -> Definition:
@@ -554,6 +556,8 @@ class ObservedState:
     """Model to the observed or predicted memory of one replica. Absent means unknown."""
     host_mib: int | None = None
     """Main memory in MiB that all engines may use together. None means unbounded."""
+    is_host_limited: bool = False
+    """Whether a setting keeps `host_mib` below the machine's main memory."""
     left_at: Mapping[str, float] = field(default_factory=dict)
     """GPU uuid to the Unix time at which an engine of this installation was last seen to have left the GPU."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from common.atomic_write import narrow_files, overwrite, write_atomic
 from contract.declarations import RuntimeDeclarations
@@ -146,6 +146,10 @@ class StoredState(BaseModel):
     rested: dict[str, Evicted] = Field(default_factory=dict)
     declarations: RuntimeDeclarations = Field(default_factory=RuntimeDeclarations)
     """Models and keys that operators declared at run time."""
+    discovered: dict[str, dict[str, JsonValue]] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    """Fields of the models whose files were last found in the models folders without a declaration, by name."""
+    keys_used: dict[str, float] = Field(default_factory=dict, exclude_if=lambda used: not used)
+    """When each API key was last used, by its name."""
     attempts: AttemptNumbers | None = None
     """Highest attempt number of each replica; None: none are stored."""
 

@@ -1,6 +1,11 @@
 """`python -m gateway`: run the gateway until SIGTERM or SIGINT.
 
-Exit codes: 0 after such a signal, 2 for invalid settings, 3 if the gateway cannot listen on its address.
+It takes listening sockets that are passed on as systemd does it (sd_listen_fds(3)), and binds its own where there are
+none. With them comes a descriptor named `ready` where the gateway takes over from an older process, which serves
+until the new one has written a line there: it serves then.
+
+Exit codes: 0 after such a signal, 1 if it takes over and gets no routing table, 2 for invalid settings, 3 if the
+gateway cannot listen on its address.
 """
 
 from __future__ import annotations
@@ -11,19 +16,20 @@ import functools
 import gc
 import logging
 import math
+import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
 
 import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from common.line_writer import end_program, open_missing_streams
-from common.listening import ListenError, bind_listeners
+from common.listening import BACKLOG, LISTENER, READY, ListenError, open_listeners, take_passed_files
 from common.processes import return_freed_memory
 from common.program import EXIT_ADDRESS, EXIT_USAGE, explain_settings, refuse_start
 from common.program_logs import configure_logging, keep_log_file
@@ -41,8 +47,13 @@ from gateway.settings import GatewaySettings
 _refuse = functools.partial(refuse_start, "gateway")
 UNSENT_BYTES = 128 * 1024
 """Bytes of an answer that the operating system buffers per connection before they are sent."""
-BACKLOG = 2048
-"""Connections that may wait to be accepted; uvicorn's default."""
+FIRST_TABLE_S: Final = 5.0
+"""Seconds that connections wait at sockets which were passed on, at most, for the first routing table."""
+LOCK_WAIT_S: Final = 60.0
+"""Seconds, beyond its grace period, that the process before this one may take to release the state folder."""
+FRESH_S: Final = 1.0
+"""Seconds that a connection without a request has for its first one when a stop begins: the client has just opened it,
+and may not have heard that the gateway ends."""
 
 
 class Server(uvicorn.Server):
@@ -56,6 +67,10 @@ class Server(uvicorn.Server):
         self, config: uvicorn.Config, gateway: Gateway, grace_s: float, certificate: TlsCertificate | None
     ) -> None:
         """`grace_s`: seconds that running requests have left after a signal. `certificate` None: serve HTTP."""
+        self.waits_for_table = False
+        """Whether clients may wait at the sockets already, so that nothing is accepted before there is a table."""
+        self.ready_file: int | None = None
+        """Descriptor that is written to and closed once the server serves. Not None: without a table it does not."""
         self._is_ending = False
         self._end = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +105,27 @@ class Server(uvicorn.Server):
         if self._certificate is not None:
             self.config.ssl = self._certificate.listening_context
             self._certificate.listening_context.answer_plain_http = self._refuse_plain_http
-        await super().startup(sockets)
+        if not self.waits_for_table:
+            await super().startup(sockets)
+            return
+        await super().startup([])  # all but the listening
+        has_table = await self.gateway.link.wait_for_table(FIRST_TABLE_S)
+        if self.ready_file is not None and not has_table:
+            self.should_exit = True
+            return
+        loop = asyncio.get_running_loop()
+        new_connection = functools.partial(
+            cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for each in sockets or ():
+            server = await loop.create_server(new_connection, sock=each, ssl=self.config.ssl, backlog=BACKLOG)
+            self.servers.append(server)
+        if self.ready_file is not None:
+            os.write(self.ready_file, b"\n")
+            os.close(self.ready_file)
 
     def _refuse_plain_http(self) -> bytes:
         error = RoundhouseError("https_required", "This port speaks HTTPS, and the request came as plain HTTP.")
@@ -107,8 +142,6 @@ class Server(uvicorn.Server):
         end_timer = asyncio.get_running_loop().call_later(self._grace_s, self.gateway.end_all)
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
         try:
             async with asyncio.timeout(math.ceil(self._grace_s) + 1):  # `end_all` has ended all that is well by then
                 await self._wait_for_requests()
@@ -121,9 +154,20 @@ class Server(uvicorn.Server):
 
     async def _wait_for_requests(self) -> None:
         """Wait also for requests without a connection, such as background responses."""
-        state = self.server_state
+        state, loop = self.server_state, asyncio.get_running_loop()
+        fresh_until = loop.time() + FRESH_S
+        told: set[object] = set()
         # Nothing signals that uvicorn's sets are empty.
-        while (state.connections or state.tasks or self.gateway.is_busy) and not self.force_exit:  # noqa: ASYNC110
+        while not self.force_exit:
+            is_over = loop.time() >= fresh_until
+            for connection in state.connections - told:
+                if is_over or getattr(connection, "cycle", connection) is not None:
+                    told.add(connection)
+                    connection.shutdown()
+            # A connection whose TLS handshake is under way is in no set yet.
+            is_shaking_hands = self._certificate is not None and not is_over
+            if not (state.connections or state.tasks or self.gateway.is_busy or is_shaking_hands):
+                break
             await asyncio.sleep(0.02)
         for server in self.servers:
             await server.wait_closed()
@@ -151,6 +195,7 @@ def main() -> int:
     `EXIT_ADDRESS` (3) if it cannot listen. Blocks; call it in the main thread of a process of its own, whose limits and
     garbage collector and memory allocator it changes.
     """
+    passed = take_passed_files(os.environ)
     try:
         settings = GatewaySettings()
     except ValidationError as error:
@@ -159,19 +204,23 @@ def main() -> int:
         certificate = open_certificate(settings)
     except CertificateError as error:
         return _refuse(EXIT_USAGE, str(error))
+    note = functools.partial(print, "gateway:", file=sys.stderr)
     try:
-        listeners = bind_client_listeners(settings.hosts, settings.port)
+        listeners = open_listeners(settings.hosts, settings.port, passed.get(LISTENER, ()), note)
+        limit_unsent(listeners)
     except ListenError as error:
         address = f"{error.host}:{settings.port}"
         return _refuse(EXIT_ADDRESS, f"cannot listen on {address}: {error}. Choose another ROUNDHOUSE_HOST or _PORT.")
     settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})  # 0 took a free port
+    ready_file = next(iter(passed.get(READY, ())), None)
+    takes_over = ready_file is not None
     try:
         trusted_clock = open_clock(settings)
-        extend = open_extension(settings, trusted_clock)
+        extend = open_extension(settings, trusted_clock, settings.shutdown_grace_s + LOCK_WAIT_S if takes_over else 0.0)
     except ExtensionError as error:
         return _refuse(EXIT_USAGE, str(error))
     try:
-        server = server_of(settings, extend, certificate, trusted_clock)
+        server = server_of(settings, extend, certificate, trusted_clock, takes_over=takes_over)
     except AdminHostError as error:
         return _refuse(EXIT_USAGE, f"ROUNDHOUSE_ADMIN_HOST: {error}")
     except OSError as error:
@@ -189,7 +238,10 @@ def main() -> int:
     return_freed_memory()
     if server.gateway.extension.has_thread:
         shorten_switch_interval()
+    server.ready_file, server.waits_for_table = ready_file, LISTENER in passed
     server.run(sockets=listeners)
+    if takes_over and not server.servers:
+        return _refuse(1, "no routing table came from the controller: nothing is taken over")
     return 0
 
 
@@ -236,20 +288,12 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(0.0005)
 
 
-def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Bind one socket per address of `hosts`, and return them. They do not listen yet: call `listen`, and close them.
-
-    `port` 0: a free port, the same for all addresses.
-
-    Raises:
-        ListenError: an address cannot be bound, or a name has no address.
-    """
-    listeners = bind_listeners(hosts, port)
+def limit_unsent(listeners: Sequence[socket.socket]) -> None:
+    """Have the system buffer `UNSENT_BYTES` of an answer at most, on each connection that `listeners` accept."""
     for listener in listeners:
         # Connections inherit the option. Without it, the system buffers megabytes, and asks for more only when a third
         # of them is sent: a client that reads slowly would seem to take nothing.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    return listeners
 
 
 def server_of(
@@ -257,20 +301,27 @@ def server_of(
     extend: Extend,
     certificate: TlsCertificate | None,
     trusted_clock: TrustedClock,
+    *,
+    takes_over: bool = False,
 ) -> Server:
     """Return the server of a new gateway, which is not started: call its `run` with bound sockets. Blocks, as
     `create_gateway` does.
 
     `extend`: adds another package's features, see `open_extension`. `certificate` None: it serves HTTP.
-    `trusted_clock`: the one that `extend` was opened with.
+    `trusted_clock`: the one that `extend` was opened with. `takes_over`: an older process of this gateway serves, and
+    is told to end as soon as this one serves.
 
     Raises:
         AdminHostError: the setting `admin_host` has an entry that is no usable address.
         OSError: `extend` cannot read its files.
     """
-    gateway = create_gateway(settings, extend, certificate, trusted_clock)
+    gateway = create_gateway(settings, extend, certificate, trusted_clock, takes_over=takes_over)
     limits = ClientLimits(
-        settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s, settings.max_body_bytes
+        settings.max_header_kib * 1024,
+        settings.client_timeout_s,
+        settings.keep_alive_s,
+        settings.max_body_bytes,
+        settings.path_prefix.encode(),
     )
     protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
     config = uvicorn.Config(

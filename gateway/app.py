@@ -10,12 +10,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
 from common.listening import ListenError, resolve_host
 from common.program_client import ProgramAddress, ProgramClient
+from common.program_logs import open_access_log
 from common.shared_token import read_token
 from common.trusted_clock import TrustedClock
 from gateway.admission.admission import Admission
@@ -25,7 +27,14 @@ from gateway.api.direct_routes import list_health_openers
 from gateway.api.forwarding import AdminForward, declare_admin
 from gateway.api.inference import INFERENCE_ROUTES, declare_inference
 from gateway.api.models import declare_models, declare_router
-from gateway.api.operations import HealthSources, Limits, declare_clock, declare_health, declare_limits
+from gateway.api.operations import (
+    HealthSources,
+    Limits,
+    declare_clock,
+    declare_health,
+    declare_history,
+    declare_limits,
+)
 from gateway.api.readiness import BenchmarkResults, Benchmarks, declare_aicore, declare_benchmarks, declare_warm_up
 from gateway.control.admin_requests import AdminRequests, DownloadFeed, RouterChanges
 from gateway.control.inflight import InflightCounts
@@ -42,6 +51,7 @@ from gateway.ingress.access_rules import AdminGate, Cors, HostCheck
 from gateway.ingress.authenticator import Authenticator, InternalCallers
 from gateway.ingress.middleware import IngressChecks, IngressMiddleware, RouteAccess, request_id_source
 from gateway.metrics.engine_scraper import EngineScraper
+from gateway.metrics.history import MetricsHistory
 from gateway.metrics.request_metrics import Metrics
 from gateway.metrics.state_metrics import CertificateCollector, ConnectionCollector, LocalllmCollector, StateCollector
 from gateway.page.page_files import BUILT_FOLDER, PageFiles
@@ -63,6 +73,8 @@ those that will not. Where keys are declared, a request carries one: `Authorizat
 
 CONTROLLER_CONNECT_S = 2.0
 """Seconds that a connection to the controller may take to come about."""
+WITHDRAWN_S = 2.0
+"""Seconds, beyond its grace period, after which a gateway that was told to end is advertised no more."""
 CLOCK_NAME = "clock-gateway.json"
 """The record of `TrustedClock` in the state folder, which other programs may share."""
 
@@ -162,6 +174,8 @@ def create_gateway(
     extend: Extend = add_nothing,
     certificate: TlsCertificate | None = None,
     trusted_clock: TrustedClock | None = None,
+    *,
+    takes_over: bool = False,
 ) -> Gateway:
     """Assemble a gateway with these settings.
 
@@ -170,7 +184,7 @@ def create_gateway(
 
     `extend`: adds another package's features, see `open_extension`. `certificate` None: it serves HTTP. The gateway
     loads `certificate` again when its files change. `trusted_clock`: the one that `extend` was opened with; None: one
-    is opened.
+    is opened. `takes_over`: see `OwnIdentity`.
 
     Raises:
         AdminHostError: `admin_host` has an entry that is no usable address; see `find_admin_addresses`.
@@ -185,12 +199,6 @@ def create_gateway(
         wait_starts = (ticket.owner.waits_since for ticket in admission.waiting_tickets(model))
         return time.monotonic() - min((each for each in wait_starts if each is not None), default=time.monotonic())
 
-    ledger = InflightCounts(time.time, admission.depths, longest_wait_s)
-    engines = EngineClient(settings.connect_timeout_s)
-    metrics.registry.register(StateCollector(live, ledger, link_state, time.monotonic))
-    metrics.registry.register(ConnectionCollector(lambda: engines.idle_connections, lambda: engines.busy_connections))
-    if certificate is not None:
-        metrics.registry.register(CertificateCollector(lambda: certificate.problem is not None))
     cors = Cors(settings.cors_origins)
     lines, next_id = ResponseHeaders(cors), request_id_source()
     hosts = HostCheck(settings.hosts, settings.allowed_hosts, is_open=settings.open)
@@ -211,6 +219,12 @@ def create_gateway(
         else None,
         read_metrics_key=settings.read_metrics_key if settings.has_metrics_key else None,
     )
+    ledger = InflightCounts(time.time, admission.depths, longest_wait_s, authenticator.keys_used)
+    engines = EngineClient(settings.connect_timeout_s)
+    metrics.registry.register(StateCollector(live, ledger, link_state, time.monotonic))
+    metrics.registry.register(ConnectionCollector(lambda: engines.idle_connections, lambda: engines.busy_connections))
+    if certificate is not None:
+        metrics.registry.register(CertificateCollector(lambda: certificate.problem is not None))
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     remotes = RemoteProber(time.time)
     services = Services(
@@ -232,7 +246,7 @@ def create_gateway(
     address = ProgramAddress.parse(settings.controller_url, settings.gateway_token_file)
     link = ControllerLink(
         address,
-        OwnIdentity(lambda: take_identity(settings.state), settings.urls),
+        OwnIdentity(lambda: take_identity(settings.state), settings.urls, takes_over),
         live=live,
         ledger=ledger,
         remotes=remotes,
@@ -250,13 +264,20 @@ def create_gateway(
         GatewayParts(settings, services, inference, authenticator, link, admin_requests, model_events, trusted_clock)
     )
     services.call_when_written = extension.call_when_written
+    if settings.access_log_mib:
+        inference.keep_access_log(open_access_log(settings.state, settings.access_log_mib))
     inference.add_features(extension.hooks, extension.find_websocket)
-    loops = [link.run, download_feed.run, inference.run_timers, aicore_probe.run, trusted_clock.run, *extension.loops]
+    history = MetricsHistory(live, ledger.queued, metrics.requests, time.monotonic)
+    loops = [link.run, download_feed.run, inference.run_timers, aicore_probe.run, trusted_clock.run, history.run]
+    loops += extension.loops
     loops += [] if certificate is None else [certificate.follow_files]
-    loops += [] if settings.is_local or not settings.mdns else [_new_advertiser(settings).run]
+    if settings.mdns and not settings.is_local:
+        # Not beside the process before this one, or the name would be taken.
+        after_s = settings.shutdown_grace_s + WITHDRAWN_S if takes_over else 0.0
+        loops.append(partial(_new_advertiser(settings).run, after_s))
     engine_scraper = EngineScraper(live, time.monotonic)
     entered = (controller, *extension.entered, remotes, aicore_probe, engine_scraper)
-    app = _new_framework_app(link, engines, entered, extension.close, loops)
+    app = _new_framework_app(link, engines, entered, extension.close, loops, settings.path_prefix)
     for route in INFERENCE_ROUTES:
         declare_inference(app, route)
     routes = HttpRoutes(app, settings.max_body_bytes)
@@ -267,7 +288,7 @@ def create_gateway(
     )
     declare_aicore(routes, live, aicore_probe, benchmark_runs)
     declare_benchmarks(routes, live, benchmark_runs)
-    declare_models(routes, live, model_events)
+    declare_models(routes, live, model_events, default_model=settings.default_model)
     router_changes = RouterChanges(admin_requests, live, model_events)
     declare_router(routes, live, model_events, router_changes, gate, heartbeat_s=settings.heartbeat_s)
     extension.declare(app)
@@ -286,9 +307,10 @@ def create_gateway(
     metrics.registry.register(LocalllmCollector(metrics.requests, ledger, health_sources.list_engines))
     declare_limits(routes, Limits.of(settings))
     declare_clock(routes, trusted_clock)
+    declare_history(routes, history)
     declare_health(routes, sources=health_sources, metrics=metrics, engines=engine_scraper)
     declare_admin(app, forward)
-    page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None)
+    page.declare(app, PageFiles(settings.page_folder or BUILT_FOLDER) if settings.page else None, settings.path_prefix)
     document.declare(app, controller)
     ingress = IngressMiddleware(
         app,
@@ -333,9 +355,10 @@ def _new_framework_app(
     entered: Sequence[AbstractAsyncContextManager[object]],
     close_extension: Callable[[], Awaitable[None]],
     loops: Sequence[Callable[[], Coroutine[None, None, None]]],
+    path_prefix: str,
 ) -> FastAPI:
     """Return the application. Its lifespan enters the contexts of `entered` in order, runs `loops` as tasks, and closes
-    what the other arguments hold open."""
+    what the other arguments hold open. `path_prefix`: as the setting."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -357,6 +380,7 @@ def _new_framework_app(
         title="Roundhouse",
         version=version("roundhouse"),
         description=DESCRIPTION,
+        servers=[{"url": path_prefix}] if path_prefix else None,
         openapi_tags=TAGS,
         openapi_url=None,  # document.py serves it, with the controller's part
         docs_url=None,  # its page loads scripts from a public address

@@ -94,14 +94,19 @@ def add_nothing(_: GatewayParts) -> Extension:
     return Extension()
 
 
-def open_extension(settings: GatewaySettings, trusted_clock: TrustedClock) -> Extend:
+def open_extension(settings: GatewaySettings, trusted_clock: TrustedClock, lock_wait_s: float = 0.0) -> Extend:
     """Open what the assistant works with, and return the function that adds it to a gateway; `add_nothing` where the
     package is not there or `assistant` is off. Blocks.
+
+    `lock_wait_s`: seconds that an older process of this gateway, which is about to end, may take to release what it
+    stores; what needs that waits, and all else is served. 0: there is no such process.
 
     Raises:
         ExtensionError: it cannot work with these settings.
     """
     if not settings.assistant or importlib.util.find_spec(ASSISTANT) is None:
         return add_nothing
-    extend: Extend = importlib.import_module(f"{ASSISTANT}.extension").open_assistant(settings, trusted_clock)
+    extend: Extend = importlib.import_module(f"{ASSISTANT}.extension").open_assistant(
+        settings, trusted_clock, lock_wait_s
+    )
     return extend

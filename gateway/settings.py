@@ -59,6 +59,12 @@ class GatewaySettings(ProgramSettings):
         description="Additional host names, comma-separated, accepted in Host and Origin headers while no "
         "keys are declared.",
     )
+    path_prefix: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path under which a proxy serves the gateway, such as `/llm`, if the proxy does not take it off; "
+        "requests without it are served, too.",
+    )
     mdns: bool = Field(
         True,
         description="Advertise the gateway to the local network by mDNS (`_localllm._tcp`) if it listens "
@@ -223,8 +229,8 @@ class GatewaySettings(ProgramSettings):
     )
     default_model: str | None = Field(
         None,
-        description="Model that `POST /health/warm` warms up if the request names none; default: the only "
-        "declared one.",
+        description="Model that the page's chat begins with, and that `POST /health/warm` warms up if the request "
+        "names none; default: none, and the only declared one.",
     )
     mcp: bool = Field(
         True,
@@ -247,6 +253,12 @@ class GatewaySettings(ProgramSettings):
     retrieval_token_file: RetrievalTokenFile = None
     retrieval_concurrency: RetrievalConcurrency = 8
     retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
+    access_log_mib: int = Field(
+        0,
+        ge=0,
+        description="Maximum size in MiB of the access log, `logs/access.log` in the state folder: a line of JSON for "
+        "each inference request, without its content; 0: no access log.",
+    )
     log_mib: LogMib = 10
     log_level: LogLevel = "info"
     log_format: LogForm = "human"

@@ -37,7 +37,7 @@ from retrieval.parsing.base import ChunkingOptions, Parser
 from retrieval.search import SearchService
 from retrieval.settings import RetrievalSettings
 from retrieval.vector_store.base import VectorStore, VectorStoreError
-from retrieval.vector_store.bm25_options import Bm25Options
+from retrieval.vector_store.tokenizer import Bm25Options
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Retrieval:
         max_bytes = self._settings.retrieval_max_file_mib * MIB
         groups = (
             DocumentRoutes(self.documents, self.originals, max_bytes),
-            SearchRoutes(self.search, self.metrics),
+            SearchRoutes(self.search, self.documents, self.metrics),
             TenantRoutes(self.documents),
             FileRoutes(self.files, self.originals, max_bytes),
             VectorStoreRoutes(self.vector_stores, self.search, self.metrics),

@@ -32,7 +32,9 @@ from retrieval.catalog.records import Chunk, DocumentKey, NewVersion, StoredDocu
 from retrieval.catalog.vector_stores import forget_stores
 from retrieval.catalog.versions import (
     Accepted,
+    DocumentCount,
     accept_version,
+    count_documents,
     count_waiting,
     delete_document,
     delete_documents,
@@ -290,6 +292,11 @@ class DocumentService:
         """Return how much tenants have stored, sorted by name; `tenant` None: all tenants. A tenant without documents
         is missing in the list. Raises sqlite3.Error if the catalog cannot be read."""
         return await self._catalog.read(lambda db: list_tenants(db, tenant))
+
+    async def count_documents(self, tenant: str | None, space: str) -> Mapping[str, DocumentCount]:
+        """Return how many documents each tenant has in a space, by the tenant's name; None: all tenants, else `tenant`
+        alone. A tenant without any is missing. Raises sqlite3.Error if the catalog cannot be read."""
+        return await self._catalog.read(lambda db: count_documents(db, tenant, space))
 
     async def delete_tenant(self, tenant: str) -> int:
         """Delete all documents, files and vector stores of a tenant. Return how many documents it had. Raises

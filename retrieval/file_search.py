@@ -318,9 +318,10 @@ class VectorStoreService:
     async def change_attributes(
         self, tenant: str, store_id: str, file_id: str, attributes: Mapping[str, Any]
     ) -> VectorStoreFile:
-        """Replace all attributes of a file in a vector store, queue it for indexing again, and return it. Until that is
-        done, searches compare the old ones. Does nothing for the same attributes, but a failed or cancelled file is
-        tried again. An expired vector store is not refused, and the change does not count as activity.
+        """Replace all attributes of a file in a vector store, queue it for indexing again, and return it: `completed`
+        if it is searchable, since its text stays so. Until that is done, searches compare the old attributes. Does
+        nothing for the same attributes, but a failed or cancelled file is tried again. An expired vector store is not
+        refused, and the change does not count as activity.
 
         Raises RoundhouseError `invalid_request`, `vector_store_not_found`, `file_not_found` (also if the file itself
         was deleted or has expired), `retrieval_busy`, `storage_full` or `storage_failed`.
@@ -330,7 +331,9 @@ class VectorStoreService:
         file = await self._files.find_file(tenant, file_id)
         store = await self._find(tenant, store_id)
         await self._add(store, file, attributes, document.newest.chunking)
-        return await self.get_file(tenant, store_id, file_id)
+        view = await self.get_file(tenant, store_id, file_id)
+        is_searchable = document.live is not None and view.status == "in_progress"
+        return view.model_copy(update={"status": "completed"}) if is_searchable else view
 
     async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
         """Remove a file from a vector store; the file itself stays. When this returns, no search that begins finds it.

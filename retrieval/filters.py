@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 Scalar = str | int | float | bool
@@ -21,6 +22,11 @@ MOST_CONDITIONS: Final = 100
 DEEPEST: Final = 8
 MOST_VALUES: Final = 1000
 LONGEST_TEXT: Final = 512
+_DATE: Final = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?)?",
+    re.ASCII,
+)
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - zones are subtracted as numbers, which no date overflows
 _ORDERED: Final = ("gt", "gte", "lt", "lte")
 _SET: Final = ("in", "nin")
 _OPERATORS: Final = ("eq", "ne", *_ORDERED, *_SET)
@@ -35,7 +41,8 @@ class Comparison:
     """One condition on one attribute of a document: `gt` means that the attribute is greater than the value.
 
     An attribute with a list matches where one of its values does, but `ne` and `nin` only where none of them equals one
-    of `values`. A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as
+    of `values`. A document without the attribute matches `ne` and `nin`, and nothing else. `gt`, `gte`, `lt` and `lte`
+    compare numbers with numbers, and texts with texts, if both are dates (see `read_instant`). Numbers are compared as
     64-bit floats, as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits. Where numbers with
     fractions of more than 15 digits differ in their last bit alone, a vector store may order them either way.
     """
@@ -43,7 +50,8 @@ class Comparison:
     key: str
     operator: Operator
     values: Sequence[Scalar]
-    """One or more for `in` and `nin`, else exactly one. A number for `gt`, `gte`, `lt` and `lte`."""
+    """One or more for `in` and `nin`, else exactly one. A number or the text of a date for `gt`, `gte`, `lt` and
+    `lte`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,25 @@ def parse_filter(value: object, where: str = "filter") -> Filter | None:
     if _count(parsed) > MOST_CONDITIONS:
         raise FilterError(f"{where}: has more than {MOST_CONDITIONS} comparisons")
     return parsed
+
+
+def read_instant(text: str) -> int | None:
+    """Return the milliseconds from 1970 to a date (`2024-03-01`: its first moment) or a date and time
+    (`2024-03-01T10:00:00.5+02:00`) of ISO 8601, cut to whole ones; without a zone in UTC. None: the text is neither."""
+    found = _DATE.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(each or 0) for each in found.groups()[:6])
+    fraction, _, sign, hours, minutes = found.groups()[6:]
+    try:
+        moment = datetime(year, month, day, hour, minute, second)  # noqa: DTZ001 - as above
+    except ValueError:
+        return None
+    offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+    if offset >= timedelta(days=1) or int(minutes or 0) > 59:
+        return None
+    since = (moment - _EPOCH) // timedelta(milliseconds=1) + int((fraction or "")[:3].ljust(3, "0"))
+    return since - (offset if sign != "-" else -offset) // timedelta(milliseconds=1)
 
 
 def matches_filter(node: Filter | None, attributes: Mapping[str, Any]) -> bool:
@@ -128,8 +155,11 @@ def _parse_comparison(value: Mapping[str, Any], where: str) -> Comparison:
     if operator in _SET:
         return Comparison(key, operator, _parse_list(operand, f"{where}.value"))
     scalar = _parse_scalar(operand, f"{where}.value")
-    if operator in _ORDERED and (isinstance(scalar, bool | str)):
-        raise FilterError(f"{where}.value: must be a number for {operator}")
+    if operator in _ORDERED and (
+        isinstance(scalar, bool) or (isinstance(scalar, str) and read_instant(scalar) is None)
+    ):
+        expected = "a number, a date (2024-03-01) or a date and time (2024-03-01T10:00:00Z)"
+        raise FilterError(f"{where}.value: must be {expected} for {operator}")
     return Comparison(key, operator, (scalar,))
 
 
@@ -190,11 +220,18 @@ def _equal(candidate: object, value: Scalar) -> bool:
 def _compare(operator: Operator, candidate: object, value: Scalar) -> bool:
     if operator in ("eq", "in"):
         return _equal(candidate, value)
-    if isinstance(candidate, bool | str) or not isinstance(candidate, int | float) or isinstance(value, str):
+    number, bound = _read_ordered(candidate), _read_ordered(value)
+    if number is None or bound is None or isinstance(candidate, str) != isinstance(value, str):
         return False
-    number, bound = float(candidate), float(value)
     if operator == "gt":
         return number > bound
     if operator == "gte":
         return number >= bound
     return number < bound if operator == "lt" else number <= bound
+
+
+def _read_ordered(value: object) -> float | None:
+    """Return what is compared of a number or a date; None for what has no order."""
+    if isinstance(value, str):
+        return read_instant(value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -19,6 +19,7 @@ from retrieval.fusion import Candidate, FusionRule, Place, fuse_rankings
 from retrieval.ingestion.document_changes import DocumentChanges
 from retrieval.ingestion.index import Index
 from retrieval.vector_store.base import ScoredPoint, SearchScope, VectorStore, VectorStoreError
+from retrieval.vector_store.tokenizer import has_words
 
 CANDIDATES: Final = 50
 """Chunks that are taken from each ranking to be fused or reranked, at least; `CANDIDATES_PER_HIT` times `top_k` if
@@ -87,7 +88,7 @@ class SearchService:
         mode = choose_mode(request.mode, collection, self._index.wanted_model)
         rerank_model = self._choose_rerank_model(wants_rerank=request.rerank)
         if collection is None:
-            return self._result(mode, None, rerank_model, [])
+            return self._result(request.query, mode, None, rerank_model, [])
         vector = await self._embed_query(collection, request.query, mode)
         depth = request.top_k
         if mode == "hybrid" or rerank_model is not None:
@@ -114,7 +115,7 @@ class SearchService:
             found = await self._rerank(rerank_model, request.query, found)
         threshold = request.score_threshold
         kept = [each for each in found if threshold is None or each.score >= threshold]
-        return self._result(mode, collection.model, rerank_model, kept[: request.top_k])
+        return self._result(request.query, mode, collection.model, rerank_model, kept[: request.top_k])
 
     def _choose_rerank_model(self, *, wants_rerank: bool) -> str | None:
         if wants_rerank and self._rerank_model is None:
@@ -129,7 +130,8 @@ class SearchService:
         try:
             [vector] = await self._models.embed_texts(collection.model, [text], is_background=False)
         except ModelUnavailableError as error:
-            raise RoundhouseError("embedding_unavailable", f"{collection.model} does not answer: {error}") from None
+            message = f"{collection.model} does not answer: {error}"
+            raise RoundhouseError("embedding_unavailable", message, model=collection.model) from None
         except ModelRefusedError as error:
             message = f"{collection.model} refuses the query: {error}"
             raise RoundhouseError("invalid_request", message, param="query") from None
@@ -191,19 +193,20 @@ class SearchService:
         try:
             scores = await self._models.rank_passages(model, query, passages)
         except (ModelUnavailableError, ModelRefusedError) as error:
-            raise RoundhouseError("rerank_unavailable", f"{model} does not rank: {error}") from None
+            raise RoundhouseError("rerank_unavailable", f"{model} does not rank: {error}", model=model) from None
         ranked = [Found(each.candidate, each.chunk, score, score) for each, score in zip(found, scores, strict=True)]
         return sorted(ranked, key=lambda each: (-each.score, each.candidate.place))
 
     def _result(
-        self, mode: Mode, embedding_model: str | None, rerank_model: str | None, found: Sequence[Found]
+        self, query: str, mode: Mode, embedding_model: str | None, rerank_model: str | None, found: Sequence[Found]
     ) -> SearchResult:
+        notices = filter(None, (describe_query(query, mode), self._index.notice))
         return SearchResult(
             mode=mode,
             embedding_model=None if mode == "sparse" else embedding_model,
             rerank_model=rerank_model,
             complete=self._index.missing == 0,
-            notice=self._index.notice,
+            notice=" ".join(notices) or None,
             data=[_hit_of(each) for each in found],
         )
 
@@ -229,6 +232,14 @@ def choose_mode(asked: Mode | None, collection: Collection | None, wanted_model:
         raise RoundhouseError("embedding_model_changed", message)
     message = f"`{asked}` needs an embedding model, and none is set (ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL)."
     raise RoundhouseError("invalid_request", message, param="mode")
+
+
+def describe_query(query: str, mode: Mode) -> str | None:
+    """Return a text that says that nothing of a query could be searched by words; None: something was, or it need not
+    be."""
+    if mode == "dense" or has_words(query):
+        return None
+    return "The query has neither letters nor digits, so no words could be searched."
 
 
 def _rule_of(choice: FusionChoice | None) -> FusionRule:

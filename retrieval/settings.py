@@ -17,7 +17,7 @@ from common.settings import (
     RetrievalTokenFile,
     StateFolder,
 )
-from contract.documents import SearchLanguage
+from contract.documents import ANY_LANGUAGE, SearchLanguage
 
 
 class RetrievalSettings(ProgramSettings):
@@ -45,10 +45,10 @@ class RetrievalSettings(ProgramSettings):
         "searches by words (BM25). After a change, run `roundhouse rag reindex`.",
     )
     retrieval_language: SearchLanguage = Field(
-        "english",
-        description="Language of the documents, for the stop words and stems of searches by words: a name "
-        "that Qdrant knows, such as `german`; `none`: no stop words and stems, for several languages. "
-        "After a change, run `roundhouse rag reindex`.",
+        ANY_LANGUAGE,
+        description="Language of the documents, for the stop words and stems of searches by words: `auto`, that of "
+        "each passage; a name that Qdrant knows, such as `german`, of all texts in its script; `none`: no stop words "
+        "and stems. After a change, the index is built anew in the background.",
     )
     retrieval_rerank_model: str | None = Field(
         None, description="Name of the declared rerank model for searches with `rerank`; default: none."

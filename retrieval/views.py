@@ -201,7 +201,10 @@ def merge_results(
     threshold = 0.0 if wanted.ranking_options is None else wanted.ranking_options.score_threshold or 0.0
     ranked = sorted(best.values(), key=lambda hit: (-hit.score, hit.file_id, hit.chunk))
     kept = [hit for hit in ranked if hit.score >= threshold]
-    return VectorStoreResults(search_query=list(queries), data=kept[: wanted.max_num_results])
+    notices = dict.fromkeys(result.notice for result in results if result.notice is not None)
+    return VectorStoreResults(
+        search_query=list(queries), data=kept[: wanted.max_num_results], notice=" ".join(notices) or None
+    )
 
 
 def scale_score(hit: SearchHit, result: SearchResult, wanted: VectorStoreSearch) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support.campaign import CAMPAIGN_VARIABLE
+from tests.support.campaign import CAMPAIGN_VARIABLE, MOST_QUICK_TRIES, QUICK_VARIABLE
 from tests.support.ci_cache import add_llama_server_to_path
 from tests.support.require import require
 from tests.support.roundhouse_stack import RoundhouseStack
@@ -28,16 +29,30 @@ pytest_plugins = ["tests.support.report"]
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("campaign", deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile("developer", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("quick", deadline=None, print_blob=True, max_examples=MOST_QUICK_TRIES)
 
 
 def pytest_configure() -> None:
     """Choose Hypothesis's profile, find llama-server where it is built, and take Ctrl-C's signal back."""
-    chosen = "campaign" if os.environ.get(CAMPAIGN_VARIABLE) else "ci" if os.environ.get("CI") else "developer"
+    variables = {CAMPAIGN_VARIABLE: "campaign", QUICK_VARIABLE: "quick", "CI": "ci"}
+    chosen = next((profile for name, profile in variables.items() if os.environ.get(name)), "developer")
     hypothesis.settings.load_profile(chosen)
     # A shell without job control starts `make test &` with SIGINT ignored, and every program of a test inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     add_llama_server_to_path()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector, and take what stays until the end (modules, test items) out of its sight:
+    a full collection would walk through all of it again and again, in every process that runs tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,6 +35,7 @@ from common.program import (
 from common.program_logs import configure_logging
 from common.shared_token import SharedToken
 from transfers.assembly import Transfers
+from transfers.models_folder import ModelsFolder
 from transfers.settings import TransfersSettings
 
 log = logging.getLogger(__name__)
@@ -113,9 +114,18 @@ def main() -> int:
         become_owner(settings.models_folder, None if token_file is None else token_file.parent)
         return _run(settings, address)
     except BlockingIOError:
-        return _refuse(EXIT_LOCKED, f"another transfers program uses {settings.models_folder}")
+        return _refuse(EXIT_LOCKED, describe_holder(settings.models_folder))
     except OSError as error:
         return _refuse(EXIT_FAILED, f"{settings.models_folder}: {error}")
+
+
+def describe_holder(models: Path) -> str:
+    """Return who downloads into a models folder whose lock is taken, and what to set. Blocks on the disk."""
+    holder = ModelsFolder(models, 0).read_holder()
+    return (
+        f"another Roundhouse ({holder or 'it does not say which'}) downloads into {models}: to go on without downloads "
+        "set ROUNDHOUSE_DOWNLOADS=off, to have downloads name a folder of its own first in ROUNDHOUSE_MODELS"
+    )
 
 
 def _read_address(settings: TransfersSettings) -> Path | tuple[str, int]:

@@ -18,7 +18,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from common.program import error_handlers
-from contract.downloads import Download, DownloadList, DownloadOrder, RangeOrder, RemovalOrder, StoredFileList
+from contract.downloads import (
+    Download,
+    DownloadList,
+    DownloadOrder,
+    RangeOrder,
+    RemovalOrder,
+    SearchOrder,
+    StoredFileList,
+)
 from contract.errors import RoundhouseError
 from transfers.downloads.board import DownloadBoard, StoredFiles
 from transfers.downloads.inspection import Inspector
@@ -81,8 +89,8 @@ SILENCE_S: Final = 15.0
 
 
 class DownloadRoutes:
-    """The handlers of `/inspect`, `/ranges` and `/downloads`. What they raise (RoundhouseError, OSError of the models
-    folder, and ClientDisconnect), `create_app` turns into an answer."""
+    """The handlers of `/inspect`, `/ranges`, `/search` and `/downloads`. What they raise (RoundhouseError, OSError of
+    the models folder, and ClientDisconnect), `create_app` turns into an answer."""
 
     def __init__(self, board: DownloadBoard, inspector: Inspector, quick: Worker, slow: Worker) -> None:
         """`quick`: threads for calls that wait for the disk at most. `slow`: threads for calls that wait for a source
@@ -97,6 +105,7 @@ class DownloadRoutes:
         return [
             Route("/inspect", self.inspect, methods=["POST"]),
             Route("/ranges", self.read_range, methods=["POST"]),
+            Route("/search", self.search, methods=["POST"]),
             Route("/downloads", self.order, methods=["POST"]),
             Route("/downloads", self.list_downloads, methods=["GET"]),
             Route("/downloads/events", self.follow_events, methods=["GET"]),
@@ -123,6 +132,13 @@ class DownloadRoutes:
         reference = read_reference(order.reference)
         found = await self._slow.run(self._inspector.read_range, reference, order.path, order.start, order.length)
         return Response(found, media_type="application/octet-stream")
+
+    async def search(self, request: Request) -> Response:
+        """Answer what a search of the hub for the words in the body (a `SearchOrder`) finds. Raises RoundhouseError
+        `body_too_large`, `invalid_json`, `invalid_request`, or a code that `Inspector.search` raises; and
+        ClientDisconnect if the client leaves while it sends the body."""
+        order = await read_order(request, SearchOrder)
+        return answer_model(await self._slow.run(self._inspector.search, order))
 
     async def order(self, request: Request) -> Response:
         """Begin the download in the body (a `DownloadOrder`), and answer it with status 202; with 200 if it is under

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -45,6 +46,7 @@ class Transfers:
             local=LocalSource(settings.local_folders),
             registry=RegistrySource(settings.transfers_ollama_registry, network, policy),
         )
+        self._listen = settings.transfers_listen
         self.folder = ModelsFolder(settings.models_folder, settings.keep_free_bytes)
         tools = JobTools(
             sources, self.folder, FolderLocks(), network, FetchOptions(settings.transfers_connections, policy=policy)
@@ -71,7 +73,7 @@ class Transfers:
             BlockingIOError: another program has the models folder.
             OSError: the models folder cannot be written.
         """
-        self.folder.open()
+        self.folder.open(f"process {os.getpid()}, which listens on {self._listen}")
         try:
             self.board.open()
         except BaseException:

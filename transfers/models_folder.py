@@ -117,9 +117,9 @@ class ModelsFolder:
         self._keep_free_bytes = keep_free_bytes
         self._lock: int | None = None
 
-    def open(self) -> None:
+    def open(self, holder: str = "") -> None:
         """Make the folder of the downloads' own files, and take its lock, which lasts until `close`. Does not wait for
-        the lock. Blocks on the disk.
+        the lock. `holder`: who takes it, in words, which `read_holder` then returns. Blocks on the disk.
 
         Raises:
             BlockingIOError: another process has the lock.
@@ -134,9 +134,18 @@ class ModelsFolder:
         self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, holder.encode(), 0)
         except OSError:
             self.close()
             raise
+
+    def read_holder(self) -> str:
+        """Return who has the lock, as `open` was told; empty where that cannot be read. Blocks on the disk."""
+        try:
+            return (self.own / "lock").read_text(errors="replace").strip()
+        except OSError:
+            return ""
 
     def close(self) -> None:
         """Give the lock back. Does nothing if the folder is not open."""

@@ -6,7 +6,12 @@ import { onlyWoff2 } from "./only_woff2.ts";
 const GATEWAY = process.env.ROUNDHOUSE_GATEWAY ?? "http://127.0.0.1:8080";
 
 export default defineConfig({
-  base: "/page/",
+  // Built files name each other by relative addresses, so that the page works below the prefix of a proxy.
+  base: process.argv.includes("build") ? "./" : "/page/",
+  experimental: {
+    // The gateway serves the page itself a folder above its files.
+    renderBuiltUrl: (file, { hostId }) => (hostId === "index.html" ? `page/${file}` : { relative: true }),
+  },
   plugins: [onlyWoff2(), react(), tailwindcss()],
   build: {
     outDir: process.env.ROUNDHOUSE_PAGE_OUT ?? "../gateway/page/built",

@@ -22,7 +22,7 @@ from assistant.streams.stream import StreamState, find_offset
 from contract.errors import RoundhouseError
 from contract.route_spec import Parameter, RouteSpec
 from gateway.api.declare import HttpRoutes, answer_json, body_schema
-from gateway.exchange.plain_responses import OPEN_RESPONSES
+from gateway.exchange.plain_responses import expects_open_responses
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS
 
@@ -166,7 +166,7 @@ def declare_responses(
         resumed = _resume_stream(request, streams, response_id, first_number, is_being_made=is_being_made)
         if resumed is not None:
             return resumed
-        is_open_responses = OPEN_RESPONSES.decode() in request.headers
+        is_open_responses = expects_open_responses(request.headers.raw)
         events = await responses.open_events(caller, response_id, first_number, is_open_responses=is_open_responses)
         stream = follow_events(events, first_number, heartbeat_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers=_EVENT_STREAM_HEADERS)

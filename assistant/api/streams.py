@@ -147,12 +147,14 @@ def declare(routes: HttpRoutes, streams: ResumableStreams) -> None:
     which are served from `streams`."""
 
     async def read(request: Request, conv_id: str) -> Response:
+        await streams.wait_until_recovered(request.state.caller, conv_id)
         stream = streams.find_stream(request.state.caller, _require_id(conv_id))
         answer = read_stream(request, streams, stream, _read_offset(request))
         streams.read_count += 1
         return answer
 
     async def stop(request: Request, conv_id: str) -> Response:
+        await streams.wait_until_recovered(request.state.caller, conv_id)
         streams.stop_stream(request.state.caller, _require_id(conv_id))
         return Response(status_code=204)
 
@@ -176,6 +178,8 @@ def declare(routes: HttpRoutes, streams: ResumableStreams) -> None:
     async def look_up(request: Request, body: LookedUpStreams) -> Response:
         """Describes the caller's streams with these ids, and with these ids followed by a model (`id::model`). Ids
         without a stream are left out. There is no list of all streams."""
+        for conv_id in body.conversation_ids:
+            await streams.wait_until_recovered(request.state.caller, conv_id)
         found_streams = streams.find_variants(request.state.caller, body.conversation_ids)
         return answer_json([_describe(stream) for stream in found_streams])
 

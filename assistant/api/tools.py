@@ -24,6 +24,7 @@ from gateway.api.declare import HttpRoutes, RequestBody, Rule, answer_json
 from gateway.api.forwarding import Lifetime, RunningForwards, name_actor, read_short_body
 from gateway.ingress.access_rules import AdminGate
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.mcp import MCP_PATH
 from gateway.server.asgi import (
     ClientGoneError,
     Message,
@@ -289,7 +290,10 @@ class ResourceLinkBlock(BaseModel):
     type: Literal["resource_link"]
     uri: str
     name: str
-    mime_type: str | None = Field(default=None, alias="mimeType", description="Missing if the server tells none.")
+    mime_type: str | None = Field(default=None, alias="mimeType", description="Missing, as the three below: unknown.")
+    title: str | None = None
+    description: str | None = None
+    size: int | None = Field(default=None, description="Bytes of the contents.")
 
 
 class PromptMessage(BaseModel):
@@ -373,7 +377,7 @@ def _describe_server(status: ServerStatus, caller: Caller, *, is_admin: bool) ->
         "server": status.name,
         "state": status.state,
         "since": status.since,
-        "tools": sorted(name for name in catalog.tools if caller.may_call_tool(name)),
+        "tools": sorted(name for name, each in catalog.tools.items() if each.tool.spec.is_open_to(caller)),
         "resources": [_describe_resource(each) for each in resources],
         "prompts": [_describe_prompt(each) for each in prompts],
         "reason": " ".join(reasons) if is_admin and reasons else None,
@@ -396,8 +400,6 @@ def _describe_prompt(prompt: OfferedPrompt) -> Fields:
     ]
     return {"name": prompt.name, "description": prompt.description, "arguments": arguments}
 
-
-MCP_PATH: Final = "/mcp"
 
 _DESCRIPTION: Final = """MCP's streamable HTTP transport: each body is one JSON-RPC message. `tools/list` lists the
 tools that the key's scopes open, `tools/call` calls one; docs/mcp.md has the tools. There are no sessions, so that GET

@@ -1,4 +1,5 @@
-"""Retrieval, as the gateway asks it: searches for requests that want grounded answers, and whether it is there."""
+"""Retrieval, as the gateway asks it: searches for requests that want grounded answers, kept files that requests name,
+and whether it is there."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
 from contract.documents import SearchRequest, SearchResult
 from contract.errors import ERROR_CODES, RoundhouseError
-from contract.files import VectorStoreResults, VectorStoreSearch
-from contract.retrieval import TENANT_HEADER
+from contract.files import File, VectorStoreResults, VectorStoreSearch
+from contract.retrieval import FILES, TENANT_HEADER
 from gateway.protocols.common.json_bytes import json_bytes
 
 INTERVAL_S: Final = 5.0
@@ -69,21 +70,23 @@ def check_token_accepted(answer: ProgramAnswer) -> None:
 
 
 class _Question(NamedTuple):
-    """A search to be sent to retrieval."""
+    """A request to be sent to retrieval."""
 
     tenant: str
     path: str
-    body: BaseModel
+    body: BaseModel | None
+    """Of a POST; None: a GET."""
     request_id: str
     place: str | None
-    """Path of the search in the client's request; None: the search is the whole request."""
+    """Path of the search, or of what names a file, in the client's request; None: the search is the whole request."""
 
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 class DocumentSearch:
-    """Searches documents by asking the retrieval program. One per gateway: `Assistant.document_search`."""
+    """Searches documents and reads kept files by asking the retrieval program. One per gateway:
+    `Assistant.document_search`."""
 
     def __init__(self, retrieval: ProgramClient | None) -> None:
         """`retrieval`: an entered client, which its owner leaves; None: retrieval is turned off, so each search
@@ -119,37 +122,54 @@ class DocumentSearch:
         path = f"/v1/vector_stores/{quote(store_id, safe='')}/search"
         return await self._ask(_Question(tenant, path, request, request_id, place), VectorStoreResults)
 
+    async def find_file(self, tenant: str, file_id: str, request_id: str, place: str) -> File:
+        """Return one of a tenant's files, without its content. `file_id`: as `NamedFile.is_kept_id` demands. `place`:
+        path of the object that holds it in the client's request (`input[0].content[1]`). Raises RoundhouseError
+        `file_not_found` or `retrieval_disabled`, with the path of the id as `param`, or `retrieval_unavailable`."""
+        if self._retrieval is None:
+            message = f"`{place}.file_id` needs files, which are not kept here: ROUNDHOUSE_RETRIEVAL is off."
+            raise RoundhouseError("retrieval_disabled", message, param=f"{place}.file_id")
+        return await self._ask(_Question(tenant, f"{FILES}/{file_id}", None, request_id, place), File)
+
+    async def read_file(self, tenant: str, file_id: str, request_id: str, place: str) -> bytes:
+        """Return the whole content of a file; arguments and errors as of `find_file`."""
+        return await self._send(_Question(tenant, f"{FILES}/{file_id}/content", None, request_id, place))
+
     async def _ask(self, question: _Question, answer_type: type[_Answer]) -> _Answer:
+        content = await self._send(question)
+        try:
+            return answer_type.model_validate_json(content)
+        except ValidationError:
+            raise RoundhouseError("retrieval_unavailable", "Retrieval's answer cannot be read.") from None
+
+    async def _send(self, question: _Question) -> bytes:
         if self._retrieval is None:
             raise RoundhouseError("retrieval_disabled", "This Roundhouse keeps no documents.")
-        headers = {
-            TENANT_HEADER: quote(question.tenant, safe=""),
-            "content-type": "application/json",
-            "x-request-id": question.request_id,
-        }
-        body = json_bytes(question.body.model_dump(exclude_none=True))
+        headers = {TENANT_HEADER: quote(question.tenant, safe=""), "x-request-id": question.request_id}
+        method, body = "GET", b""
+        if question.body is not None:
+            method, body = "POST", json_bytes(question.body.model_dump(exclude_none=True))
+            headers["content-type"] = "application/json"
         try:
-            async with await self._retrieval.send_request("POST", question.path, headers, body) as answer:
+            async with await self._retrieval.send_request(method, question.path, headers, body) as answer:
                 status, content = answer.status, await answer.read_body()
                 check_token_accepted(answer)
         except ProgramGoneError as error:
             raise RoundhouseError("retrieval_unavailable", f"Retrieval does not answer: {error}.") from None
         if status != 200:
             raise _read_error(content, question.place)
-        try:
-            return answer_type.model_validate_json(content)
-        except ValidationError:
-            raise RoundhouseError("retrieval_unavailable", "Retrieval's answer cannot be read.") from None
+        return content
 
 
 def _read_error(content: bytes, place: str | None) -> RoundhouseError:
     try:
         error = json.loads(content)["error"]
         code, message, param = error["code"], str(error["message"]), error["param"]
+        model = error.get("model")
     except (ValueError, KeyError, TypeError):
-        code, message, param = "retrieval_unavailable", "Retrieval's answer cannot be read.", None
+        code, message, param, model = "retrieval_unavailable", "Retrieval's answer cannot be read.", None, None
     if code not in ERROR_CODES:
         code = "retrieval_unavailable"
     if not isinstance(param, str):
-        return RoundhouseError(code, message)
-    return RoundhouseError(code, message, param=param if place is None else f"{place}.{param}")
+        return RoundhouseError(code, message, model=model)
+    return RoundhouseError(code, message, param=param if place is None else f"{place}.{param}", model=model)

@@ -16,7 +16,7 @@ from typing import Final
 from assistant.child_process import ChildProcess, pick_python_variables
 from assistant.documents.extract_text import CPU_S, NO_MEMORY
 from contract.errors import RoundhouseError
-from gateway.protocols.common.request import FilePart
+from gateway.protocols.common.file_parts import FilePart
 
 AT_ONCE: Final = 2
 """Processes that may run at the same time."""

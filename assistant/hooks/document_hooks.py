@@ -1,5 +1,5 @@
-"""Documents by hooks: the text of PDFs for models that take no files, the tool `file_search` of responses, and `rag`,
-which grounds an answer.
+"""Documents by hooks: kept files that a request names, the text of PDFs for models that take no files, the tool
+`file_search` of responses, and `rag`, which grounds an answer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from assistant.documents.document_search import DocumentSearch
 from assistant.documents.reader import DocumentReader
 from assistant.hooks.completion_hooks import ConvertedCollector
 from contract.documents import SearchResult
+from contract.errors import RoundhouseError
 from contract.files import VectorStoreResults
 from contract.routing import ModelRoute
 from gateway.exchange.exchange import Exchange
@@ -22,6 +23,15 @@ from gateway.protocols.citations import AnnotatedChat, AnnotatedMessage
 from gateway.protocols.citations import annotate_completion_body as annotate_completion
 from gateway.protocols.citations import annotate_message_body as annotate_message
 from gateway.protocols.common.dialect import EventStream
+from gateway.protocols.common.field_reader import describe_value, field_error
+from gateway.protocols.common.file_parts import (
+    FILE_TYPES,
+    NAMING_TYPES,
+    FilePart,
+    NamedFile,
+    find_files,
+    find_named_files,
+)
 from gateway.protocols.common.grounding import (
     FIELD,
     GroundingOptions,
@@ -32,7 +42,7 @@ from gateway.protocols.common.grounding import (
     read_options,
     write_context,
 )
-from gateway.protocols.common.request import FILE_TYPES, FilePart, find_files
+from gateway.protocols.common.large_body import LARGE_BYTES, WHOLE_COPIES
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.file_search import (
     FileSearch,
@@ -41,7 +51,83 @@ from gateway.protocols.responses.file_search import (
     merge_results,
     read_file_search,
 )
+from gateway.server.body_budget import BodyBudget
 from gateway.tenancy.api_keys import find_document_tenant
+
+
+class _KeptFiles:
+    """The kept files that one request names: reads them, and holds memory for them until the request ends."""
+
+    def __init__(self, exchange: Exchange, documents: DocumentSearch, budget: BodyBudget) -> None:
+        self._exchange = exchange
+        self._documents = documents
+        self._budget = budget
+        self._held_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, files: Sequence[NamedFile], *, takes_files: bool) -> Pause:
+        """Begin to put the contents of `files` in their places."""
+        self._task = asyncio.get_running_loop().create_task(self._put_contents(files, takes_files=takes_files))
+        self._exchange.add_hooks(ExchangeHooks(on_end=(self._end,)))
+        return Pause(self._task)
+
+    def _end(self, _: Exchange) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        held_bytes, self._held_bytes = self._held_bytes, 0
+        if held_bytes:
+            self._budget.give_back(held_bytes)
+
+    async def _put_contents(self, files: Sequence[NamedFile], *, takes_files: bool) -> None:
+        exchange, documents = self._exchange, self._documents
+        tenant = find_document_tenant(exchange.caller, exchange.client.headers)
+        request_id = exchange.answer.request_id
+        first_parts: dict[str, NamedFile] = {}
+        for file in files:
+            first_parts.setdefault(file.file_id, file)
+        found = {
+            file_id: await documents.find_file(tenant, file_id, request_id, file.place)
+            for file_id, file in first_parts.items()
+        }
+        self._hold([(file, found[file.file_id].bytes) for file in files])
+        contents = {
+            file_id: await documents.read_file(tenant, file_id, request_id, file.place)
+            for file_id, file in first_parts.items()
+        }
+        for file in files:
+            file.put_content(contents[file.file_id], found[file.file_id].filename, takes_files=takes_files)
+        exchange.replace_request(exchange.request.with_fields(exchange.request.fields))
+
+    def _hold(self, sizes: Sequence[tuple[NamedFile, int]]) -> None:
+        """Hold memory for files of these sizes in bytes, each as often as it is named, as if the request held them."""
+        most_bytes = min(self._exchange.services.settings.max_body_bytes, self._budget.max_held_bytes // WHOLE_COPIES)
+        total = 0
+        for file, size in sizes:
+            total += size
+            if total > most_bytes:
+                message = f"The files that the request names have more than {most_bytes} bytes together."
+                raise RoundhouseError("body_too_large", message, param=file.id_place)
+        if total > LARGE_BYTES:
+            if not self._budget.hold(WHOLE_COPIES * total):
+                raise RoundhouseError("queue_full", "The files that other requests name take all memory for bodies.")
+            self._held_bytes = WHOLE_COPIES * total
+
+
+def _fetch_files(exchange: Exchange, route: ModelRoute, documents: DocumentSearch, budget: BodyBudget) -> Pause | None:
+    request = exchange.request
+    if not find_named_files(request.outline_fields):
+        return None
+    takes_files = serving_option(exchange.api.path, request, route).takes_files(route)
+    files = find_named_files(request.fields)
+    kept_files = [file for file in files if file.is_kept_id]
+    if not takes_files and len(kept_files) < len(files):  # else a remote server knows its own
+        other = next(file for file in files if not file.is_kept_id)
+        rule = "must be the id of a file that is kept here (GET /v1/files)"
+        raise field_error(other.id_place, f"{rule}; {describe_value(other.file_id)}")
+    if not kept_files:
+        return None
+    exchange.count_request()  # before the files are read, which costs
+    return _KeptFiles(exchange, documents, budget).begin(kept_files, takes_files=takes_files)
 
 
 def _read_files(exchange: Exchange, route: ModelRoute, documents: DocumentReader) -> Pause | None:
@@ -66,6 +152,17 @@ def _put_texts(exchange: Exchange, pdfs: Sequence[FilePart], texts: Sequence[str
 
 def _stop_reading(task: asyncio.Task[list[str]], _: Exchange) -> None:
     task.cancel()
+
+
+def kept_file_hooks(documents: DocumentSearch, budget: BodyBudget) -> ExchangeHooks:
+    """Return the hooks, for every API, that put kept files in the place of their ids, before other hooks move parts.
+    Their memory counts in `budget`.
+
+    Errors: see `find_named_files`, `NamedFile.put_content` and `DocumentSearch.find_file`; `body_too_large` and
+    `queue_full` for files beyond the memory for bodies.
+    """
+    fetch = partial(_fetch_files, documents=documents, budget=budget)
+    return ExchangeHooks(on_request=(ConditionalHook(fetch, Trigger(parts=NAMING_TYPES)),))
 
 
 def file_hooks(documents: DocumentReader) -> ExchangeHooks:
@@ -145,9 +242,9 @@ class AnswerAnnotator(NamedTuple):
     """
 
     documents: DocumentSearch
-    annotate_body: Callable[[bytes, Sequence[Passage]], bytes]
+    annotate_body: Callable[[bytes, Sequence[Passage], str | None], bytes]
     """Returns the body of a blocking answer with its citations and sources; one that is no answer unchanged."""
-    wrap_stream: Callable[[EventStream, Sequence[Passage]], EventStream]
+    wrap_stream: Callable[[EventStream, Sequence[Passage], str | None], EventStream]
     """Returns a stream with the events of another one, and its citations and sources."""
 
     def search_documents(self, exchange: Exchange, route: ModelRoute) -> Pause | None:
@@ -179,16 +276,18 @@ class AnswerAnnotator(NamedTuple):
     ) -> None:
         passages = fit_passages([Passage.of_hit(hit) for hit in result.data], options.max_tokens, context_length)
         exchange.replace_request(exchange.request.with_fields(add_passages(exchange.request.fields, passages)))
-        exchange.add_hooks(ExchangeHooks(shape_answer=(partial(self._shape_answer, passages),)))
+        exchange.add_hooks(ExchangeHooks(shape_answer=(partial(self._shape_answer, passages, result.notice),)))
 
-    def _shape_answer(self, passages: Sequence[Passage], _: Exchange, form: AnswerForm) -> AnswerForm:
+    def _shape_answer(
+        self, passages: Sequence[Passage], notice: str | None, _: Exchange, form: AnswerForm
+    ) -> AnswerForm:
         translate = form.translate
 
         def annotate(body: bytes) -> bytes:
-            return self.annotate_body(body, passages)
+            return self.annotate_body(body, passages, notice)
 
         return form._replace(
-            events=None if form.events is None else self.wrap_stream(form.events, passages),
+            events=None if form.events is None else self.wrap_stream(form.events, passages, notice),
             collector=None if form.collector is None else ConvertedCollector(form.collector, annotate),
             translate=lambda body: annotate(body if translate is None else translate(body)),
             may_flow=False,

@@ -151,7 +151,8 @@ class ResponseSessions:
         return lambda connection: ResponseSession(connection, headers, self._open_turn, self._bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        return self._dispatcher.open_exchange(self._api, self._hooks_of(turn) + SESSION_HOOKS, call)
+        hooks = self._hooks_of(turn) + SESSION_HOOKS + self._dispatcher.access_hooks
+        return self._dispatcher.open_exchange(self._api, hooks, call)
 
 
 class ResponseSession:

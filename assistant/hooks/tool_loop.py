@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,6 +29,7 @@ from gateway.protocols.common.large_body import LARGE_BYTES
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.mcp import (
     BUILT_IN,
+    MCP_PATH,
     OfferedServer,
     OfferedTool,
     failed_server,
@@ -390,7 +391,18 @@ def _find_servers(exchange: Exchange, _: ModelRoute, runner: ToolRunner) -> None
     tools = exchange.request.outline_fields.get("tools")
     if isinstance(tools, list) and any(map(is_mcp, tools)):
         context: ResponseContext = exchange.request.state
-        context.mcp = read_mcp_tools(exchange.request.fields, _list_servers(runner, exchange.caller))
+        servers = _list_servers(runner, exchange.caller, _list_urls(exchange))
+        context.mcp = read_mcp_tools(exchange.request.fields, servers)
+
+
+def _list_urls(exchange: Exchange) -> dict[str, str]:
+    """Return the addresses by which a request may name a server, to the server's name: that of a declared server that
+    the controller does not run; and the gateway's own, as the client writes it, to an empty text: any server's."""
+    hosts = [value.decode("latin-1") for name, value in exchange.client.headers if name == b"host"]
+    declared = exchange.services.live.current.mcp_servers
+    paths = {MCP_PATH, exchange.services.settings.path_prefix + MCP_PATH}
+    urls = {f"{scheme}://{host}{path}": "" for host in hosts for scheme in ("http", "https") for path in paths}
+    return urls | {each.url: each.name for each in declared if each.url is not None and each.replica is None}
 
 
 def _open_loop(exchange: Exchange, route: ModelRoute, loops: ToolLoops) -> None:
@@ -403,8 +415,8 @@ def _open_loop(exchange: Exchange, route: ModelRoute, loops: ToolLoops) -> None:
         exchange.add_hooks(ExchangeHooks(before_admission=(loop.begin,)))
 
 
-def _list_servers(runner: ToolRunner, caller: Caller) -> dict[str, OfferedServer]:
-    """Return the servers of which the caller may call anything, by their labels."""
+def _list_servers(runner: ToolRunner, caller: Caller, urls: Mapping[str, str]) -> dict[str, OfferedServer]:
+    """Return the servers of which the caller may call anything, by their labels. `urls`: see `_list_urls`."""
     tools: dict[str, list[OfferedTool]] = {}
     for spec in runner.list_tools(caller):
         label = BUILT_IN if spec.server is None else spec.server
@@ -414,7 +426,10 @@ def _list_servers(runner: ToolRunner, caller: Caller) -> dict[str, OfferedServer
     servers = {label: OfferedServer(label, tuple(each)) for label, each in tools.items()}
     for label in runner.list_down(caller):
         servers.setdefault(label, OfferedServer(label, (), _NOT_REACHABLE.format(name=label)))
-    return servers
+    return {
+        label: server._replace(urls=tuple([url for url, name in urls.items() if name in (label, "")]))
+        for label, server in servers.items()
+    }
 
 
 _TOOLS: Final = Trigger(frozenset(("tools",)))

@@ -141,7 +141,7 @@ class ToolHandlers:
         row = await self._follow(by, row, asked.wait_s, (ModelState.LOADED, ModelState.FAILED), report)
         if row["runtime_state"] == ModelState.FAILED and asked.wait_s:
             message = f"The model {row['name']!r} could not be loaded: {row['last_error']}"
-            raise RoundhouseError("model_failed", message, param="model")
+            raise RoundhouseError("model_failed", message, param="model", model=str(row["name"]))
         return answer_fields(_describe_state(row))
 
     async def unload_model(self, by: ToolCaller, asked: UnloadArguments, report: ReportProgress) -> ToolAnswer:

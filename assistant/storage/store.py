@@ -97,12 +97,14 @@ class StateStore:
         retention_s: float,
         clock: Callable[[], float],
         expiry_clock: Callable[[], float] | None = None,
+        lock_wait_s: float = 0.0,
     ) -> None:
         """Open the database in `folder`, which is created if it is missing.
 
         Blocks, and starts the thread. `max_bytes`, `retention_s`, `clock`, `expiry_clock`: see `StateDatabase`. If the
         disk is full, no error is raised: the database is opened later, and jobs fail until then; requests without
-        history need none.
+        history need none. `lock_wait_s`: seconds for which, if another gateway holds the database, jobs and writes wait
+        until it is released.
 
         Raises:
             StoreError: the database cannot be opened: another gateway uses it, a newer version wrote it, or the file or
@@ -116,7 +118,11 @@ class StateStore:
             ),
             lambda words: logger.error("%s %s", self._path, words),
         )
-        _open_first(self._path, self._file)
+        self._locked_until = 0.0
+        """Monotonic seconds until which the thread waits for another gateway to release the database; 0: it does
+        not."""
+        if not _open_first(self._path, self._file, may_be_locked=lock_wait_s > 0):
+            self._locked_until = time.monotonic() + lock_wait_s
         self._jobs: queue.SimpleQueue[_DatabaseJob | _QueuedWrite | None] = queue.SimpleQueue()
         # What was asked for, and what is done of it. Each is written by one thread alone.
         self._jobs_asked = self._jobs_done = 0
@@ -151,7 +157,8 @@ class StateStore:
             self.failures += 1
             _log_lost(each, "too much waits to be written")
             return failed_write("too much waits to be written")
-        write = ObjectWrite(partial(self._undo_write, each))
+        extra_s = max(0.0, self._locked_until - time.monotonic()) if self._locked_until else 0.0
+        write = ObjectWrite(partial(self._undo_write, each), extra_s)
         self._bytes_asked += each.size
         self._jobs.put(_QueuedWrite(each, write))
         return write
@@ -167,6 +174,7 @@ class StateStore:
         Returns after `CLOSE_WITHIN_S` seconds at the latest; if the thread still runs then, an error is logged, and
         what is not written is lost.
         """
+        self._locked_until = 0.0
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
         if self._thread.is_alive():
@@ -211,6 +219,9 @@ class StateStore:
     # In the thread
 
     def _run_thread(self) -> None:
+        while time.monotonic() < self._locked_until and not _open_first(self._path, self._file, may_be_locked=True):
+            pass  # each try waits itself
+        self._locked_until = 0.0
         sweep_at = time.monotonic()
         while True:
             now = time.monotonic()
@@ -302,8 +313,9 @@ class StateStore:
         return has_more
 
 
-def _open_first(path: Path, file: DatabaseFile[StateDatabase]) -> None:
-    """Open the file, unless the disk is full. Raises StoreError."""
+def _open_first(path: Path, file: DatabaseFile[StateDatabase], *, may_be_locked: bool) -> bool:
+    """Open the file, unless the disk is full. Return False if another gateway holds it and `may_be_locked`. Raises
+    StoreError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         narrow_files(path.parent)
@@ -313,9 +325,12 @@ def _open_first(path: Path, file: DatabaseFile[StateDatabase]) -> None:
     except (OSError, sqlite3.Error) as error:
         if _is_disk_full(error):
             logger.error("cannot keep responses in %s: the disk is full; it is tried again", path)  # noqa: TRY400
-            return
+            return True
+        if may_be_locked and _is_locked(error):
+            return False
         reason = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
         raise StoreError(f"cannot keep responses in {path}: {reason}") from error
+    return True
 
 
 def _set_answer(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -335,6 +335,8 @@ def _ended_at(kept: KeptStream, now: float) -> float:
     return now if kept.state is StreamState.LIVE else kept.changed_at
 
 
+RELEASED_POLL_S: Final = 0.1
+"""Seconds between two looks whether the earlier process has released the folder."""
 REMOVED_AT_ONCE: Final = 32
 """Most expired streams removed without giving other tasks of the event loop their turn."""
 
@@ -358,6 +360,9 @@ class ResumableStreams:
         self._live = live
         self._clock = clock
         self._gc_s = gc_s
+        self._recovered = asyncio.Event()
+        self._recovered.set()
+        self._recover: Callable[[], None] = lambda: None
         self._of_responses: WeakValueDictionary[tuple[str, str], ResumableStream] = WeakValueDictionary()
         """Key: tenant and id of a background response."""
         self.is_stopping = False
@@ -495,8 +500,38 @@ class ResumableStreams:
         if self.recovered_count:
             logger.info("%d streams of an earlier gateway can be read again", self.recovered_count)
 
+    def recover_later(self, read_now: Callable[[], float], within_s: float) -> None:
+        """Have `recover_streams` called by `remove_expired`, once the earlier process has released the folder, or after
+        `within_s` seconds. Until then streams are made in memory alone. `read_now` returns Unix time in seconds."""
+        if self._folder is None:
+            return
+        self._folder.waits = True
+        self._recovered.clear()
+        deadline = time.monotonic() + within_s
+        self._recover = lambda: self._recover_if_released(read_now, deadline)
+
+    def _recover_if_released(self, read_now: Callable[[], float], deadline: float) -> None:
+        assert self._folder is not None
+        if self._folder.is_held_elsewhere() and time.monotonic() < deadline:
+            return
+        self._folder.waits = False
+        self._recovered.set()
+        try:
+            self.recover_streams(read_now())
+        except OSError as error:
+            logger.error("the streams of the earlier gateway cannot be read: %s", error)  # noqa: TRY400 - the disk's fault
+
+    async def wait_until_recovered(self, caller: Caller, stream_id: str) -> None:
+        """Wait while the stream of this id may be one of the earlier process, which still ends its requests. Call
+        before `find_stream` and `stop_stream`."""
+        if self.registry.find_stream(caller.tenant, stream_id) is None:
+            await self._recovered.wait()
+
     async def remove_expired(self) -> None:
         """Remove expired streams every `gc_s` seconds. Never returns: runs until its task is cancelled."""
+        while not self._recovered.is_set():
+            self._recover()
+            await asyncio.sleep(RELEASED_POLL_S)
         while True:
             await asyncio.sleep(self._gc_s)
             while self.registry.remove_expired(time.monotonic(), REMOVED_AT_ONCE):  # noqa: ASYNC110 - nothing signals it

@@ -127,6 +127,8 @@ class StreamFolder:
         self._pace = DiskPace()
         self._lock: int | None = None
         self._problem: str | None = None
+        self.waits = False
+        """Whether an earlier process of this gateway still has the folder: no file is made until its files are read."""
         self.lost_count = 0
         """Streams whose file failed, since the start."""
 
@@ -154,6 +156,16 @@ class StreamFolder:
                 logger.warning("%s is no stream of this version: it is removed", path)
                 remove_file(path)
 
+    def is_held_elsewhere(self) -> bool:
+        """Return whether another process holds the folder's lock. Blocks on the disk; False where that is not known."""
+        try:
+            os.close(hold_file(self._path / _LOCK_NAME))
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
     def end_interrupted(self, kept: KeptStream, whole_bytes: int, last_events: bytes, state: StreamState) -> Path:
         """End the file of a stream whose process was killed, and return the file's new path.
 
@@ -174,10 +186,10 @@ class StreamFolder:
 
     def new_file(self, stream: ResumableStream, response_id: str | None) -> DiskFile | None:
         """Return a file for a stream that begins; nothing is written to it before its first `append`. Makes the folder,
-        and locks it for this gateway until `close`, where that is not done yet. None: the disk rests after slow writes,
-        the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of the background
-        response that the stream belongs to; None: it belongs to none."""
-        if self._rests() or not self._hold():
+        and locks it for this gateway until `close`, where that is not done yet. None: it `waits`, the disk rests after
+        slow writes, the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of the
+        background response that the stream belongs to; None: it belongs to none."""
+        if self.waits or self._rests() or not self._hold():
             return None
         header = StreamHeader(
             stream.tenant, stream.id, stream.model, stream.path, stream.request_id, response_id, stream.began_at

@@ -181,7 +181,7 @@ class ToolRunner:
         """Return what the caller may call now, sorted by name. Tools of MCP servers that are down are left out; those
         of one that is being connected again, or started, are as they were last."""
         specs = [each.tool.spec for each in self._builtin.values()] + self._servers.list_tools()
-        return sorted((spec for spec in specs if caller.may_call_tool(spec.name)), key=lambda spec: spec.name)
+        return sorted((spec for spec in specs if spec.is_open_to(caller)), key=lambda spec: spec.name)
 
     def list_down(self, caller: Caller) -> list[str]:
         """Return the names of the declared MCP servers that are not connected now, and of which the caller's key may
@@ -190,7 +190,10 @@ class ToolRunner:
             status.name
             for status in self._servers.list_status()
             if status.state != "connected"
-            and any(map(caller.may_call_tool, (*status.catalog.tools, f"{status.name}{SEPARATOR}")))
+            and (
+                caller.may_call_tool(f"{status.name}{SEPARATOR}")
+                or any(each.tool.spec.is_open_to(caller) for each in status.catalog.tools.values())
+            )
         ]
 
     async def call_tool(
@@ -270,7 +273,9 @@ class ToolRunner:
     def _check_key(self, caller: Caller, name: str) -> None:
         if not self.is_enabled:
             raise RoundhouseError("tools_disabled", "No tools are enabled here.")
-        if not caller.may_call_tool(name):
+        if not caller.may_call_tool(name) and not any(
+            spec.name == name and spec.is_open_to(caller) for spec in self._servers.list_tools()
+        ):
             message = f"The key {caller.name} may not call {name!r:.100}."
             raise RoundhouseError("tool_not_allowed", message, param="tool")
 

@@ -25,11 +25,18 @@ class ToolSpec:
     """Whether a call may change something: the permission `write`."""
     server: str | None
     """Name of the MCP server that has the tool; None: it is built in."""
+    own_name: str | None = None
+    """How the server names it, with the server's name before; None: as `name`, which is one that models take."""
 
     @property
     def kind(self) -> ToolKind:
         """Whose tool it is: `builtin`, of the gateway; `mcp`, of an MCP server."""
         return "builtin" if self.server is None else "mcp"
+
+    def is_open_to(self, caller: Caller) -> bool:
+        """Return whether the caller's key names the tool, as it is offered or as its server does."""
+        names = (self.name,) if self.own_name is None else (self.name, self.own_name)
+        return any(map(caller.may_call_tool, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,12 @@ def backup(
     no_documents: NoDocuments = False,
     as_json: Json = False,
 ) -> int:
-    """Write everything that cannot be recreated into one file, while Roundhouse runs.
+    """Write everything that cannot be recreated into one file.
 
-    The file contains declarations and keys, operators' loads and unloads, history, stored responses, documents,
-    observed memory, and the identity of this installation. It contains no models, no vectors and no logs of engines.
-    Protect the file like the state folder: it contains secrets. An existing FILE stays as it is until the new one is
-    complete. Exit code 1: something cannot be read or written.
+    Roundhouse may run meanwhile. The file contains declarations and keys, operators' loads and unloads, history, stored
+    responses, documents, observed memory, and the identity of this installation. It contains no models, no vectors and
+    no logs of engines. Protect the file like the state folder: it contains secrets. An existing FILE stays as it is
+    until the new one is complete. Exit code 1: something cannot be read or written.
     """
     from cli.backup.manifest import BackupError
     from cli.backup.snapshot import BackupFolders, write_backup
@@ -181,6 +181,8 @@ def _show(file: Path, manifest: Manifest, restored: Restored, *, as_json: bool) 
         )
         return
     words = f"{count_words(len(restored.written_files), 'file')} restored"
+    if restored.documents is not None:
+        words = f"{words}, with {count_words(restored.documents, 'document')}"
     print_line(f"{file}: {words}, as of {time_words(manifest.made_at)} (Roundhouse {manifest.version})")
     for path in restored.aside_files:
         print_line(f"kept: {path}")

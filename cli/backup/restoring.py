@@ -84,6 +84,8 @@ class Restored:
     """Earlier files under their new names, which end in ASIDE_SUFFIX."""
     keeps_identity: bool = False
     """Whether the state folder kept its own identity, so that the archive's was left out."""
+    documents: int | None = None
+    """Number of documents of all tenants; None: they were not restored."""
 
 
 def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
@@ -115,10 +117,11 @@ def check_no_documents(folder: Path) -> None:
         raise OccupiedError(f"{folder / RETRIEVAL_FOLDER} holds documents already")
 
 
-def restore_documents(file: IO[bytes], manifest: Manifest, folder: Path, *, force: bool) -> Path | None:
+def restore_documents(file: IO[bytes], manifest: Manifest, folder: Path, *, force: bool) -> Restored:
     """Restore the documents of an archive that `verify_archive` accepted with this `manifest`, and nothing else, to
-    retrieval's state folder `folder`, which is made if it is missing. Return the new path of the folder of documents
-    that was moved aside; None: there was none. `file` must be seekable. No retrieval program may run there.
+    retrieval's state folder `folder`, which is made if it is missing. Return how many there are, and the new path of
+    the folder of documents that was moved aside, if there was one. `file` must be seekable. No retrieval program may
+    run there.
 
     With `force`, existing documents are moved aside, to a name that ends in `.before-restore`; those that an earlier
     restore left there are deleted. Raises BackupError, also where the archive has no documents (OccupiedError: there
@@ -129,8 +132,9 @@ def restore_documents(file: IO[bytes], manifest: Manifest, folder: Path, *, forc
         raise BackupError("it has no documents")
     if not force:
         check_no_documents(folder)
-    with _stage_documents(file, manifest, folder) as staged:
-        return staged.move_into_place()
+    with _stage_documents(file, manifest, folder) as (staged, count):
+        aside = staged.move_into_place()
+    return Restored(aside_files=[] if aside is None else [aside], documents=count)
 
 
 def restore_archive(
@@ -153,18 +157,19 @@ def restore_archive(
         check_vacant(manifest, folders)
     if manifest.documents is None or folders.documents is None:
         return _restore_files(file, manifest, folders, new_identity=new_identity)
-    with _stage_documents(file, manifest, folders.documents) as documents:
+    with _stage_documents(file, manifest, folders.documents) as (documents, count):
         restored = _restore_files(file, manifest, folders, new_identity=new_identity)
         if (aside := documents.move_into_place()) is not None:
             restored.aside_files.append(aside)
     restored.written_files.append(folders.documents / RETRIEVAL_FOLDER)
+    restored.documents = count
     return restored
 
 
 @contextmanager
-def _stage_documents(file: IO[bytes], manifest: Manifest, folder: Path) -> Iterator[StagedDocuments]:
+def _stage_documents(file: IO[bytes], manifest: Manifest, folder: Path) -> Iterator[tuple[StagedDocuments, int]]:
     """Read the documents of an archive into a staging folder, which is removed at the end unless it was moved into
-    place. Raises BackupError or OSError."""
+    place, and yield them with their number. Raises BackupError or OSError."""
     staged = StagedDocuments(folder)
 
     def _take(member: str, _: int, chunks: Iterator[bytes]) -> None:
@@ -174,8 +179,7 @@ def _stage_documents(file: IO[bytes], manifest: Manifest, folder: Path) -> Itera
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _read_same(file, manifest, _take)
-        staged.check_catalog()
-        yield staged
+        yield staged, staged.check_catalog()
     finally:
         staged.remove()
 

@@ -399,12 +399,14 @@ class StagedDocuments:
         self._make_folder(path.parent)
         write_new(path, 0o600, chunks, is_synced=False)
 
-    def check_catalog(self) -> None:
-        """Check that the staged catalog, which must have been taken, is a sound SQLite database. Raises
-        DamagedArchiveError where it is not."""
+    def check_catalog(self) -> int:
+        """Check that the staged catalog, which must have been taken, is a sound SQLite database, and return the number
+        of documents in it, those of vector stores included. Raises DamagedArchiveError where it is not."""
         try:
             with closing(sqlite3.connect(self._staged / CATALOG_NAME)) as db:
                 check_content(db)
+                [(count,)] = db.execute("SELECT count(*) FROM documents")
+                return int(count)
         except sqlite3.Error as error:
             raise DamagedArchiveError(f"{CATALOG_MEMBER} is damaged: {error}") from None
 

@@ -8,20 +8,20 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import Json, checked_name, model_names, own_gateway_url, read_settings
+from cli.options import ControllerUrl, GatewayUrl, Json, State, checked_name, model_names
 from cli.output import CommandError, ExitCode, print_error, print_json, print_table, time_words
-from cli.rag.command import Gateway
 from controller import __version__
 
 if TYPE_CHECKING:
     from cli.bench.load import LoadPlan
     from cli.bench.report import LevelResult
+    from cli.gateway_client import GatewayAddress
 
 DEFAULT_PROMPT = "Tell a long story about a locomotive that is turned on a turntable and driven out again."
 MAX_CONCURRENCY = 1024
@@ -62,7 +62,9 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="A B", help="Compare two saved reports (JSON) instead; no load is made."),
     ] = None,
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
+    controller: ControllerUrl = None,
+    state: State = None,
     as_json: Json = False,
 ) -> int:
     """Load-test a model, and save what was measured.
@@ -70,7 +72,7 @@ def bench(
     Sends streaming chat completions, a level per number of requests at a time, and measures the time to first token,
     the time between tokens and tokens per second. Each level ends after its requests or its time. Ctrl-C ends the test
     and saves what it has. Exit code 0: no request failed; those cut off at the end of a level's time do not count. 1:
-    some failed. 3: no gateway answers. 130: Ctrl-C ended the test.
+    some failed. 3: no gateway answers, or it no longer does. 130: Ctrl-C ended the test.
     """
     if compare is not None:
         return _compare(*compare, output, as_json=as_json)
@@ -80,17 +82,22 @@ def bench(
 
     from cli.bench.load import LoadPlan  # aiohttp
     from cli.bench.report import COLUMNS, build_report, render_page, summary_rows
+    from cli.gateway_client import find_gateway
 
     base = output or Path(f"bench-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{time.strftime('%Y%m%d-%H%M%S')}")
     _check_writable(base)
     plan = LoadPlan(model, prompt, max_tokens, requests, seconds)
-    url = gateway or own_gateway_url(read_settings())
-    results, is_whole = asyncio.run(_run(url, plan, levels, verifies=gateway is not None))
+    results, ending = asyncio.run(_run(find_gateway(gateway, controller, state), plan, levels))
     if not results:
         raise CommandError("ended before anything was measured", ExitCode.INTERRUPTED)
     options = {"requests": requests, "seconds": seconds, "max_tokens": max_tokens, "concurrency": levels}
     report = build_report(
-        results, model=model, made_at=time_words(time.time()), version=__version__, options=options, is_whole=is_whole
+        results,
+        model=model,
+        made_at=time_words(time.time()),
+        version=__version__,
+        options=options,
+        is_whole=ending is ExitCode.DONE,
     )
     _write(base, ".json", json.dumps(report, indent=1) + "\n")
     _write(base, ".html", render_page(report))
@@ -100,8 +107,8 @@ def bench(
         print_table(COLUMNS, summary_rows(report))
     print_error(f"saved {_path(base, '.html')} and {_path(base, '.json')}")
     _print_errors(results)
-    if not is_whole:
-        return ExitCode.INTERRUPTED
+    if ending is not ExitCode.DONE:
+        return ending
     return ExitCode.FAILED if any(result.summary.errors for result in results) else ExitCode.DONE
 
 
@@ -116,8 +123,11 @@ def parse_levels(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-async def _run(url: str, plan: LoadPlan, levels: Sequence[int], *, verifies: bool) -> tuple[list[LevelResult], bool]:
-    """Return what was measured, and whether the whole test was made."""
+async def _run(
+    finding: Awaitable[GatewayAddress], plan: LoadPlan, levels: Sequence[int]
+) -> tuple[list[LevelResult], ExitCode]:
+    """Return what was measured, and how the test ended: DONE where the whole of it was made, else INTERRUPTED or
+    NO_CONTROLLER, of which a line is printed."""
     from cli.bench.load import LiveView, LoadGenerator, show_live
     from cli.bench.report import result_rows
 
@@ -127,16 +137,19 @@ async def _run(url: str, plan: LoadPlan, levels: Sequence[int], *, verifies: boo
     view = LiveView(plan.model, plan.requests, time.perf_counter)
     results: list[LevelResult] = []
     async with (
-        LoadGenerator(url, plan, verifies=verifies, clock=time.perf_counter, stop_event=stop_event) as load,
+        LoadGenerator(await finding, plan, clock=time.perf_counter, stop_event=stop_event) as load,
         show_live(view),
     ):
-        await load.check_model()
+        await load.warm_model()
         for concurrency in levels:
             if stop_event.is_set():
                 break
             results.append(await load.run_level(concurrency, view.begin_level))
             view.show_finished(result_rows(results))
-    return results, not stop_event.is_set()
+    if load.unreached is not None:
+        print_error(str(load.unreached))
+        return results, ExitCode.NO_CONTROLLER
+    return results, ExitCode.INTERRUPTED if stop_event.is_set() else ExitCode.DONE
 
 
 def _print_errors(results: Sequence[LevelResult]) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from cli.admin_client import read_error
 from cli.bench.report import COLUMNS, LevelResult, RequestSample, describe_values, list_last_seconds, summarize_level
-from cli.output import CommandError, ExitCode, table_of
-from cli.rag.client import KEY_VARIABLE
+from cli.gateway_client import GatewayAddress, GatewayClient, unreached_error
+from cli.output import CommandError, is_terminal, table_of
 from common.sse import SseReader
 from controller import __version__
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 
-CONNECT_S: Final = 5.0
-"""Seconds that a connection to the gateway may take."""
+_CHAT: Final = "/v1/chat/completions"
+_OWN_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
+"""Errors of a connection that say nothing of the gateway: this process or machine can open no more."""
 LOST: Final = "connection_lost"
 """Error of a request whose connection failed."""
 INCOMPLETE: Final = "incomplete_stream"
@@ -100,46 +102,33 @@ class LevelProgress:
     """Pieces of text by the whole second of the clock in which they came."""
 
 
-class LoadGenerator:
-    """Sends streaming chat completions to one gateway, with the API key of `ROUNDHOUSE_KEY` if that is set. Use it in
-    `async with`, and run one level at a time.
+class LoadGenerator(GatewayClient):
+    """Sends streaming chat completions to one gateway. Use it in `async with`, and run one level at a time.
 
-    `clock` returns seconds that never go back. `stop_event`, once set, ends every level; what was measured is kept.
+    `clock` returns seconds that never go back. `stop_event`, once set, ends every level; what was measured is kept. The
+    first connection that is refused sets it.
     """
 
     def __init__(
-        self, url: str, plan: LoadPlan, *, verifies: bool, clock: Callable[[], float], stop_event: asyncio.Event
+        self, address: GatewayAddress, plan: LoadPlan, *, clock: Callable[[], float], stop_event: asyncio.Event
     ) -> None:
-        """Connect to nothing yet. `url`: the gateway's address, without a path. `verifies`: whether the certificate of
-        an `https` address is checked."""
-        self._url = f"{url.rstrip('/')}/v1/chat/completions"
+        """Connect to nothing yet."""
+        super().__init__(address, {"user-agent": f"roundhouse-bench/{__version__}"})
         self._plan = plan
-        self._ssl = verifies
         self._clock = clock
         self._stop_event = stop_event
         self._numbers = count(1)
-        self._session: aiohttp.ClientSession
+        self.unreached: CommandError | None = None
+        """That no gateway answered any more, which ends the test; None: it did."""
 
-    async def __aenter__(self) -> Self:
-        headers = {"user-agent": f"roundhouse-bench/{__version__}"}
-        if key := os.environ.get(KEY_VARIABLE):
-            headers["authorization"] = f"Bearer {key}"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._ssl)
-        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
-
-    async def check_model(self) -> None:
+    async def warm_model(self) -> None:
         """Ask for one token, which loads an `autoload` model and warms the engine up.
 
         Returns early where the test is stopped. Raises CommandError: NO_CONTROLLER where no gateway answers, FAILED
         with the gateway's own message where it refuses, or where no answer comes within the seconds of a level.
         """
         body = {"model": self._plan.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        ask_task = asyncio.create_task(self._ask_once(body))
+        ask_task = asyncio.create_task(self._ask("POST", _CHAT, json=body))
         stop_task = asyncio.create_task(self._stop_event.wait())
         await asyncio.wait({ask_task, stop_task}, timeout=self._plan.seconds, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
@@ -150,15 +139,6 @@ class LoadGenerator:
                 raise CommandError(f"{self._plan.model} has not answered within {self._plan.seconds:g} s")
             return
         ask_task.result()
-
-    async def _ask_once(self, body: dict[str, Any]) -> None:
-        try:
-            async with self._session.post(self._url, json=body) as answer:
-                content = await answer.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise CommandError(f"no gateway answers at {self._url}: {error}", ExitCode.NO_CONTROLLER) from None
-        if answer.status >= 400:
-            raise CommandError(_explain_refusal(answer.status, content))
 
     async def run_level(self, concurrency: int, on_begin: Callable[[LevelProgress], None]) -> LevelResult:
         """Keep `concurrency` requests under way until the plan's requests are done, its seconds have passed, or the
@@ -204,7 +184,7 @@ class LoadGenerator:
             "stream_options": {"include_usage": True},
         }
         try:
-            async with self._session.post(self._url, json=body) as answer:
+            async with self._session.post(self._url + _CHAT, json=body) as answer:
                 if answer.status >= 400:
                     request.error = _error_code(answer.status, await answer.read())
                     return
@@ -213,6 +193,11 @@ class LoadGenerator:
                     now = self._clock()
                     for event in reader.feed_bytes(chunk):
                         self._note_event(event.data, now, request, progress)
+        except aiohttp.ClientConnectorError as error:
+            request.error = LOST
+            if error.os_error.errno not in _OWN_LIMITS:
+                self.unreached = unreached_error(self._url, error)
+                self._stop_event.set()
         except (aiohttp.ClientError, OSError):
             request.error = LOST
         if request.error is None and not request.has_ended:
@@ -245,23 +230,9 @@ def _has_text(choice: Any) -> bool:
     )
 
 
-def _error_of(content: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(content)
-    except ValueError:
-        return {}
-    error = body.get("error") if isinstance(body, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
 def _error_code(status: int, content: bytes) -> str:
-    return str(_error_of(content).get("code") or f"http_{status}")
-
-
-def _explain_refusal(status: int, content: bytes) -> str:
-    error = _error_of(content)
-    steps = " ".join(error.get("next_steps") or ())
-    return f"{error.get('message') or f'the answer has status {status}'} {steps}".strip()
+    body = read_error(content)
+    return f"http_{status}" if body is None else body.code
 
 
 REFRESH_S: Final = 0.25
@@ -341,7 +312,7 @@ def draw_sparkline(counts: Sequence[int]) -> str:
 async def show_live(view: LiveView) -> AsyncIterator[None]:
     """Async context manager that keeps the picture on stderr, drawn four times a second, and removes it at the end. It
     draws nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield
         return
     from rich.console import Console

@@ -11,86 +11,31 @@ import math
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 from watchfiles import awatch
 
+from cli.gateway_client import GatewayAddress, GatewayClient, RefusedError
 from cli.output import CommandError, ExitCode, print_error, print_line
 from cli.rag.ranking import Question, RankingScores, WayResult, average_scores, score_ranking
-from controller import __version__
 
-KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
-"""Environment variable with the secret of an API key of the gateway."""
-USUAL_TENANT: Final = "roundhouse"
-"""Tenant of a client that names none, while no keys are declared."""
 PAGE: Final = 100
-_CONNECT_S: Final = 5.0
 _PART: Final = 256 * 1024
 _TENANT_HEADER: Final = "x-tenant-id"
 
 
-class RefusedError(CommandError):
-    """The gateway refused a request; the message is the gateway's own, the exit code FAILED. `error_code` and
-    `retry_after_s` (seconds) are None where the answer does not say them."""
+class RagClient(GatewayClient):
+    """Asks one gateway about documents and searches. Errors: see GatewayClient."""
 
-    def __init__(self, message: str, error_code: str | None, retry_after_s: float | None) -> None:
-        """`error_code`: such as `document_not_found`; None: the answer named none. `retry_after_s`: seconds after which
-        the same request may be accepted; None: the answer does not say."""
-        super().__init__(message, ExitCode.FAILED)
-        self.error_code = error_code
-        self.retry_after_s = retry_after_s
-
-
-class AnswerObject(dict[str, Any]):
-    """A JSON object of a gateway's answer. Taking a field that is missing raises CommandError: the gateway is of
-    another version."""
-
-    def __missing__(self, name: str) -> NoReturn:
-        message = f"the gateway is of another version than this command, {__version__}: its answer has no `{name}`"
-        raise CommandError(message, ExitCode.FAILED)
-
-
-class RagClient:
-    """Asks one gateway about documents and searches, with the API key in `ROUNDHOUSE_KEY`, if that is set. Use it in
-    `async with`.
-
-    Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
-    request, CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON, and with the code
-    FAILED where the JSON is no object. The objects of an answer are `AnswerObject`s. Only the connection has a timeout
-    (5 s): an answer may take any time. Where the connection breaks before the answer, the gateway may have carried out
-    the request.
-    """
-
-    def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
-        """Connect to nothing yet. `url`: the gateway's address, without a path.
-
-        `tenant`: sent as `X-Client-Id`, which names the tenant while the gateway has no keys; None: `USUAL_TENANT`.
-        `verifies`: whether the certificate of an `https` address is checked.
-        """
-        self._url = url.rstrip("/")
-        self._ssl = verifies
-        self._headers = {"user-agent": f"roundhouse/{__version__}"}
-        # Without a name of its own, the tenant would be the User-Agent, which changes with each version.
-        self._headers["x-client-id"] = tenant or USUAL_TENANT
-        if key := os.environ.get(KEY_VARIABLE):
-            self._headers["authorization"] = f"Bearer {key}"
-        self._session: aiohttp.ClientSession
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            connector=aiohttp.TCPConnector(ssl=self._ssl),
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+    def __init__(self, address: GatewayAddress, tenant: str | None) -> None:
+        """Connect to nothing yet. `tenant`: sent as `X-Client-Id`, which names the tenant while the gateway has no
+        keys; None: not sent, so that the tenant is `default`."""
+        super().__init__(address, {} if tenant is None else {"x-client-id": tenant})
 
     async def add_file(self, path: Path, document_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Send a file, and return the document as it was accepted, as `/v1/documents` answers it. It is searchable
@@ -124,7 +69,7 @@ class RagClient:
 
     async def read_tenant(self) -> str:
         """Ask the gateway for which tenant this client asks, and return its name, as the gateway writes it in a header
-        (`?` for what a header cannot carry); empty where the answer names none. Errors: see RagClient."""
+        (`?` for what a header cannot carry); empty where the answer names none. Errors: see GatewayClient."""
         async with self._open("GET", "/v1/documents", params={"limit": "1"}) as answer:
             return answer.headers.get(_TENANT_HEADER, "")
 
@@ -186,51 +131,22 @@ class RagClient:
 
     async def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of `/v1/search`, whose `data` is the list of hits, best first. `request`: the body, as
-        JSON. Errors: see RagClient."""
+        JSON. Errors: see GatewayClient."""
         return await self._ask("POST", "/v1/search", json=request)
 
+    async def list_tenants(self) -> list[dict[str, Any]]:
+        """Return what each tenant has stored, as `/v1/tenants` answers it: of all tenants with a key of scope `admin`,
+        or where no keys are declared, else the key's own. Errors: see GatewayClient."""
+        return list((await self._ask("GET", "/v1/tenants"))["data"])
+
     async def get_status(self) -> dict[str, Any]:
-        """Return the answer of `/v1/retrieval`. Needs a key with the scope `admin`. Errors: see RagClient."""
+        """Return the answer of `/v1/retrieval`. Needs a key with the scope `admin`. Errors: see GatewayClient."""
         return await self._ask("GET", "/v1/retrieval")
 
     async def start_reindex(self) -> dict[str, Any]:
         """Start a reindex in the background, and return the state of retrieval as it began. Needs a key with the scope
-        `admin`. Errors: see RagClient."""
+        `admin`. Errors: see GatewayClient."""
         return await self._ask("POST", "/v1/retrieval/reindex")
-
-    async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        async with self._open(method, path, **options) as answer:
-            body = await answer.json(content_type=None, loads=_decode)
-        if not isinstance(body, dict):
-            raise CommandError(f"{self._url} is no gateway of Roundhouse: {path} is no JSON object", ExitCode.FAILED)
-        return body
-
-    @asynccontextmanager
-    async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request, and yield the answer where it is good. Errors while the block reads it are CommandErrors,
-        too."""
-        try:
-            async with self._session.request(method, self._url + path, **options) as answer:
-                if answer.status >= 400:
-                    raise await _read_refusal(answer)
-                yield answer
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise CommandError(f"no gateway answers at {self._url}: {error}", ExitCode.NO_CONTROLLER) from None
-
-
-def _decode(text: str) -> Any:
-    return json.loads(text, object_hook=AnswerObject)
-
-
-async def _read_refusal(answer: aiohttp.ClientResponse) -> RefusedError:
-    body = json.loads(await answer.read() or b"null")
-    error = body.get("error") if isinstance(body, dict) else None
-    after = answer.headers.get("retry-after", "")
-    retry_after_s = float(after) if after.isdigit() else None
-    if not isinstance(error, dict):
-        return RefusedError(f"the answer has status {answer.status}", None, retry_after_s)
-    steps = " ".join(error.get("next_steps", ()))
-    return RefusedError(f"{error.get('message', '')} {steps}".strip(), error.get("code"), retry_after_s)
 
 
 ADDED_AT_ONCE: Final = 4
@@ -246,6 +162,9 @@ class FileToAdd:
 
     path: Path
     document_id: str
+    shown_path: str
+    """The document's attribute `path`: as it was given; of an absolute one only from the added file's or folder's own
+    name on, for the host's folders are nobody's business."""
 
 
 def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
@@ -260,7 +179,8 @@ def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
         if not path.exists():
             raise CommandError(f"there is no {path}", ExitCode.USAGE)
         for file in _files_below(path):
-            added = FileToAdd(file, document_id_of(file))
+            shown = file.relative_to(path.parent) if path.is_absolute() else file
+            added = FileToAdd(file, document_id_of(file), str(shown))
             other = found.setdefault(added.document_id, added)
             if other.path.resolve() != file.resolve():
                 message = f"{other.path} and {file} would both be the document {added.document_id}: add one by one"
@@ -289,29 +209,37 @@ async def add_files(
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> None:
     """Send files, up to 4 at a time. Each document gets the attributes `metadata`, and `path`, the file's
-    path, unless `metadata` has one.
+    `shown_path`, unless `metadata` has one.
 
     `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
-    CommandError that says why the file failed (not readable, refused, or no gateway answers), after which the other
+    CommandError that says why the file failed (not readable, or refused), after which the other
     files go on. `waits`: a file is done when its document is searchable or has failed, which no timeout bounds; else
-    when the gateway has accepted it.
+    when the gateway has accepted it. Raises CommandError (NO_CONTROLLER) as soon as no gateway answers: the files that
+    are left are not tried.
     """
     queue = list(files)
     queue.reverse()
+    unreached: list[CommandError] = []
 
     async def work() -> None:
-        while queue:
+        while queue and not unreached:
             file = queue.pop()
-            on_result(file, await _add_one(client, file, metadata, waits=waits))
+            result = await _add_one(client, file, metadata, waits=waits)
+            if isinstance(result, CommandError) and result.code is ExitCode.NO_CONTROLLER:
+                unreached.append(result)
+            else:
+                on_result(file, result)
 
     await asyncio.gather(*(work() for _ in range(ADDED_AT_ONCE)))
+    if unreached:
+        raise unreached[0]
 
 
 async def _add_one(
     client: RagClient, file: FileToAdd, metadata: Mapping[str, Any], *, waits: bool
 ) -> dict[str, Any] | CommandError:
     try:
-        document = await client.add_file(file.path, file.document_id, {"path": str(file.path), **metadata})
+        document = await client.add_file(file.path, file.document_id, {"path": file.shown_path, **metadata})
         while waits and document["status"] not in ("ready", "failed"):
             await asyncio.sleep(POLL_S)
             document = await client.get_document(file.document_id)
@@ -362,15 +290,18 @@ async def follow_files(
     `added`: what was added before; files that changed meanwhile are sent first. `metadata`: attributes of each document
     that is sent, beside `path` (see `add_files`). `on_result`: called once per file, with the document or the error. A
     file that fails is sent again when it changes; a deletion that fails is printed, and tried again after the next
-    change. A new file that would have the document id of another one is printed, and nothing is done until it is gone.
+    change. While no gateway answers, which is printed once, both are tried again until one does. A new file that would
+    have the document id of another one is printed, and nothing is done until it is gone.
     """
     known = {file.document_id: file for file in added.files}
     watched = [path for path in paths if path.exists()]
     watch = awatch(*watched, debounce=SETTLE_MS, step=SETTLE_MS, yield_on_timeout=True, rust_timeout=SETTLE_MS)
     print_line("watching; Ctrl-C ends")
     is_first = True
+    unsent: set[str] | None = None
+    """Ids of documents that wait for a gateway; None: one answers."""
     async for changes in watch:
-        if not (changes or is_first):
+        if not (changes or is_first or unsent is not None):
             continue
         changed = {Path(name).resolve() for _, name in changes}
         try:
@@ -378,22 +309,47 @@ async def follow_files(
         except CommandError as error:
             print_error(str(error))
             continue
-        kept = {}
-        for document_id in known.keys() - present.keys():
-            try:
-                await client.delete_document(document_id)
-            except CommandError as error:
-                print_error(f"{document_id}: {error}")
-                kept[document_id] = known[document_id]
-            else:
-                print_line(f"deleted {document_id}")
-        updated = [
-            file
+        kept = {document_id: known[document_id] for document_id in known.keys() - present.keys()}
+        updated = {
+            file.document_id: file
             for file in present.values()
-            if file.path.resolve() in changed or (is_first and _changed_since(file.path, added.began_at))
-        ]
-        await add_files(client, updated, metadata, waits=True, on_result=on_result)
+            if file.path.resolve() in changed
+            or file.document_id in (unsent or ())
+            or (is_first and _changed_since(file.path, added.began_at))
+        }
+
+        def note_result(file: FileToAdd, result: dict[str, Any] | CommandError, waiting: set[str]) -> None:
+            waiting.discard(file.document_id)
+            on_result(file, result)
+
+        waiting = set(updated)
+        try:
+            await _delete_documents(client, kept)
+            await add_files(
+                client, updated.values(), metadata, waits=True, on_result=partial(note_result, waiting=waiting)
+            )
+        except CommandError as error:
+            if unsent is None:
+                print_error(f"{error}; what changed is sent once it answers")
+            unsent = waiting
+        else:
+            unsent = None
         known, is_first = present | kept, False
+
+
+async def _delete_documents(client: RagClient, kept: dict[str, FileToAdd]) -> None:
+    """Delete these documents, by id, and take those that were deleted out of `kept`. One that is refused is printed.
+    Raises CommandError (NO_CONTROLLER) as soon as no gateway answers."""
+    for document_id in list(kept):
+        try:
+            await client.delete_document(document_id)
+        except CommandError as error:
+            if error.code is ExitCode.NO_CONTROLLER:
+                raise
+            print_error(f"{document_id}: {error}")
+        else:
+            print_line(f"deleted {document_id}")
+            del kept[document_id]
 
 
 def _changed_since(path: Path, began_at: float) -> bool:

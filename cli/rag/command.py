@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import re
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 import typer
 
 from cli.backup.command import hold_catalog
-from cli.options import Documents, Json, own_gateway_url, read_settings
+from cli.options import Documents, GatewayUrl, Json, read_settings
 from cli.output import (
     CommandError,
     ExitCode,
@@ -38,16 +39,12 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-Gateway: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--gateway", metavar="URL", help="Address of the gateway; default: that of `roundhouse up`."),
-]
 Tenant: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--tenant",
         metavar="NAME",
-        help="Whose documents, while no keys are declared; with keys, ROUNDHOUSE_KEY decides.",
+        help="Whose documents, while no keys are declared; default: `default`. With keys, ROUNDHOUSE_KEY decides.",
     ),
 ]
 
@@ -55,15 +52,14 @@ Tenant: TypeAlias = Annotated[
 def ask_gateway(gateway: str | None, tenant: str | None, work: Callable[[RagClient], Awaitable[Result]]) -> Result:
     """Return what `work` returns, called with a client of the gateway. Blocks; no event loop may run in this thread.
 
-    `gateway`: its address; None: that of `roundhouse up`, whose certificate is then not checked. `tenant`: whose
-    documents, while the gateway has no keys; None: the tenant `roundhouse` (`USUAL_TENANT`). Raises what `work` raises,
-    and CommandError where a setting is wrong.
+    `gateway`: its address; None: as `find_gateway` finds it. `tenant`: whose documents, while the gateway has no keys;
+    None: the tenant `default`. Raises what `work` raises, and CommandError where a setting is wrong.
     """
+    from cli.gateway_client import find_gateway  # aiohttp takes 150 ms
     from cli.rag.client import RagClient
 
     async def run() -> Result:
-        url = gateway or own_gateway_url(read_settings())
-        async with RagClient(url, tenant, verifies=gateway is not None) as client:
+        async with RagClient(await find_gateway(gateway, None), tenant) as client:
             return await work(client)
 
     return asyncio.run(run())
@@ -73,7 +69,7 @@ def export_file(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Path of the archive (.tar) to write. An existing file is replaced.")
     ],
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
     tenant: Tenant = None,
     as_json: Json = False,
 ) -> int:
@@ -102,7 +98,7 @@ def export_file(
 
 def import_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Path of a file that `roundhouse rag export` wrote.")],
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
     tenant: Tenant = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return when all documents are accepted, before they are searchable.")
@@ -145,7 +141,7 @@ def evaluate(
             metavar="FILE", help='JSON lines: {"query": "...", "relevant": ["document id"]}, or grades: {"id": 2}.'
         ),
     ],
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
     tenant: Tenant = None,
     top_k: Annotated[
         int, typer.Option("--top-k", min=10, max=100, metavar="N", help="Hits of each search; several may be of one.")
@@ -277,7 +273,7 @@ def restore_backup(
         with file.open("rb") as archive:
             manifest = verify_archive(archive)
             with _hold_documents(folder, is_own_state=folder == state):
-                aside = restore_documents(archive, manifest, folder, force=force)
+                restored = restore_documents(archive, manifest, folder, force=force)
     except OccupiedError as error:
         raise CommandError(f"{error}; --force replaces them, and keeps them beside") from None
     except BackupError as error:
@@ -285,13 +281,14 @@ def restore_backup(
     except OSError as error:
         raise CommandError(f"{error.filename or file}: {error.strerror or error}; the restore is not done") from None
     assert manifest.documents is not None, "restore_documents has raised"
-    originals = manifest.documents.originals
     if as_json:
-        kept = [] if aside is None else [str(aside)]
-        print_json({"file": str(file), "made_at": manifest.made_at, "originals": originals, "kept": kept})
+        counts = {"documents": restored.documents, "originals": manifest.documents.originals}
+        kept = [str(path) for path in restored.aside_files]
+        print_json({"file": str(file), "made_at": manifest.made_at, **counts, "kept": kept})
     else:
-        print_line(f"{file}: {count_words(originals, 'original')} restored, as of {time_words(manifest.made_at)}")
-        if aside is not None:
+        words = count_words(restored.documents or 0, "document")
+        print_line(f"{file}: {words} restored, as of {time_words(manifest.made_at)}")
+        for aside in restored.aside_files:
             print_line(f"kept: {aside}")
     return ExitCode.DONE
 
@@ -326,7 +323,7 @@ DocumentId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of 
 @rag.command()
 def add(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
     tenant: Tenant = None,
     metadata: Annotated[
         list[str] | None,
@@ -342,9 +339,9 @@ def add(
 ) -> int:
     """Add files, or replace them where they have changed.
 
-    A document's id is the file's path as given, with `:` between its parts, and its attribute `path` is that path. Exit
-    code 0: all files are searchable (or accepted, with --no-wait). 1: some were refused, or could not be read. 3: no
-    gateway answers, or it no longer does.
+    A document's id is the file's path as given, with `:` between its parts, and its attribute `path` is that path; of
+    an absolute one only what is below the added folder, with its name. Exit code 0: all files are searchable (or
+    accepted, with --no-wait). 1: some were refused, or could not be read. 3: no gateway answers, or it no longer does.
     """
     from cli.rag.client import AddedFiles, add_files, find_files, follow_files
 
@@ -376,7 +373,7 @@ def add(
 @rag.command()
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
     tenant: Tenant = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, max=100, metavar="N", help="Most hits.")] = 5,
     mode: Annotated[
@@ -411,11 +408,13 @@ def search(
                 f"{hit['score']:.3f}  {place}{page}, bytes {hit['start']} to {hit['end']} of {hit['document_id']}"
             )
             print_line(f"       {one_line(hit['text'])[:300]}")
+        if result.get("notice") is not None:
+            print_line(result["notice"])
     return ExitCode.DONE if result["data"] else ExitCode.FAILED
 
 
 @rag.command("ls")
-def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
+def list_documents(gateway: GatewayUrl = None, tenant: Tenant = None, as_json: Json = False) -> int:
     """List the documents of the tenant, with status, size and, where one failed, the reason. Exit code 1: the gateway
     refuses. 3: no gateway answers."""
 
@@ -435,7 +434,7 @@ def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json
 
 
 @rag.command()
-def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
+def show(document_id: DocumentId, gateway: GatewayUrl = None, tenant: Tenant = None, as_json: Json = False) -> int:
     """Show a document, and the chunks that were made of it. Exit code 1: there is none with this id. 3: no gateway
     answers."""
 
@@ -463,7 +462,7 @@ def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None
 @rag.command("rm")
 def remove(
     document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
-    gateway: Gateway = None,
+    gateway: GatewayUrl = None,
     tenant: Tenant = None,
 ) -> int:
     """Delete documents by their ids. The first one that does not exist ends the command with exit code 1; those before
@@ -478,8 +477,53 @@ def remove(
     return ExitCode.DONE
 
 
+@rag.command("tenants")
+def list_tenants(gateway: GatewayUrl = None, as_json: Json = False) -> int:
+    """List the tenants that have documents, with numbers and sizes: all, or where keys are declared and ROUNDHOUSE_KEY
+    has no scope admin, its own. Exit code 1: the gateway refuses. 3: no gateway answers."""
+    tenants = ask_gateway(gateway, None, lambda client: client.list_tenants())
+    if as_json:
+        print_json(tenants)
+    else:
+        rows = [(each["id"], *(str(each[name]) for name in ("documents", "chunks", "bytes"))) for each in tenants]
+        print_table(("TENANT", "DOCUMENTS", "CHUNKS", "BYTES"), rows)
+    return ExitCode.DONE
+
+
+@rag.command("move")
+def move_documents(
+    source: Annotated[str, typer.Argument(metavar="TENANT", help="Whose documents are moved.")],
+    gateway: GatewayUrl = None,
+    target: Annotated[str, typer.Option("--to", metavar="NAME", help="The tenant that gets them.")] = "default",
+) -> int:
+    """Move the documents of a tenant to another one, under their ids, while no keys are declared.
+
+    Each is searchable there before it is deleted here, so a broken move loses nothing, and the same command goes on.
+    Where the other tenant has another document of an id, nothing is moved. What cannot be indexed stays, and so do
+    files and vector stores. Exit code 1: something was not moved. 3: no gateway answers.
+    """
+    from cli.rag.transferring import ExportReader, add_moved, delete_moved, export_of
+
+    if source == target:
+        raise CommandError(f"{source} has its documents already", ExitCode.USAGE)
+    with tempfile.TemporaryDirectory(prefix="roundhouse-move-") as folder:
+        file = Path(folder) / "documents.tar"
+        count = ask_gateway(gateway, source, lambda client: export_of(client, source, file))
+        if not count:
+            raise CommandError(f"the tenant {source} has no documents; `roundhouse rag tenants` lists who has")
+        with ExportReader(file) as reader, open_work_bar("documents", 2 * count) as bar:
+            failed = ask_gateway(
+                gateway, target, lambda client: add_moved(client, target, reader, lambda _: bar.advance(1))
+            )
+            moved = ask_gateway(gateway, source, lambda client: delete_moved(client, reader, failed))
+    for document_id, reason in failed.items():
+        print_error(f"{document_id}: {reason}")
+    print_line(f"{count_words(moved, 'document')} of {source} moved to {target}")
+    return ExitCode.DONE if moved == count else ExitCode.FAILED
+
+
 @rag.command("status")
-def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
+def show_status(gateway: GatewayUrl = None, as_json: Json = False) -> int:
     """Show which index serves, and whether another one is being made. Where keys are declared, ROUNDHOUSE_KEY must hold
     one of scope admin. Exit code 1: the gateway refuses. 3: no gateway answers."""
     status = ask_gateway(gateway, None, lambda client: client.get_status())
@@ -492,7 +536,7 @@ def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
 
 
 @rag.command()
-def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
+def reindex(gateway: GatewayUrl = None, as_json: Json = False) -> int:
     """Make new vectors of all documents, with the embedding model that is set.
 
     Returns at once; `roundhouse rag status` shows how far it is. Searches use the old index until the new one has
@@ -529,7 +573,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
             model = index["embedding_model"] or "words alone"
             words = f"{model}, words in {index['language']}"
             lines.append(f"{name}: {index['name']} ({words}), {index['missing_documents']} documents are missing in it")
-    if status["needs_reindex"]:
+    if status["needs_reindex"] and status["building"] is None:
         wanted = f"{status['embedding_model'] or 'no model'}, {status['language']}"
         lines.append(f"set is {wanted}: `roundhouse rag reindex` makes it so")
     if status["reindex_error"] is not None:

@@ -18,7 +18,7 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,9 @@ from typing import IO, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cli.backup.snapshot import sync_folder
+from cli.gateway_client import RefusedError
 from cli.output import CommandError, ExitCode
-from cli.rag.client import RagClient, RefusedError
+from cli.rag.client import RagClient
 from controller import __version__
 
 PARTIAL_SUFFIX: Final = ".partial"
@@ -509,6 +510,51 @@ async def import_documents(
         refused = {document_id for document_id, _ in imported.failed}
         await _work_through((each for each in reader.read_documents() if each.id not in refused), wait)
     return imported
+
+
+async def export_of(client: RagClient, tenant: str, path: Path) -> int:
+    """Write the documents of a tenant to the file `path`, and return how many there are. Raises CommandError where the
+    client asks for another tenant, and what `export_documents` raises."""
+    await _check_tenant(client, tenant)
+    return (await export_documents(client, path, lambda _: None)).documents
+
+
+async def add_moved(
+    client: RagClient, tenant: str, reader: ExportReader, on_document: Callable[[str], None]
+) -> dict[str, str]:
+    """Add the documents of an export to a tenant, and return which failed to become searchable, with the reasons.
+
+    Raises CommandError where the client asks for another tenant, or the tenant has another document of one of the ids;
+    nothing is added then. Otherwise as `import_documents`.
+    """
+    await _check_tenant(client, tenant)
+    if taken := [each async for each in _find_other_documents(client, reader)]:
+        raise CommandError(f"{tenant} has other documents of these ids, so nothing was moved: {', '.join(taken[:9])}")
+    return dict((await import_documents(client, reader, waits=True, on_document=on_document)).failed)
+
+
+async def delete_moved(client: RagClient, reader: ExportReader, failed: Collection[str]) -> int:
+    """Delete the documents of an export where they came from, but those that `failed` and those that were changed
+    since, and return how many were deleted. Errors: see RagClient."""
+    kept = {*failed, *[each async for each in _find_other_documents(client, reader)]}
+    moved = [document.id for document in reader.read_documents() if document.id not in kept]
+    for document_id in moved:
+        await client.delete_document(document_id)
+    return len(moved)
+
+
+async def _check_tenant(client: RagClient, wanted: str) -> None:
+    # Where a key decides, both would be the same tenant, and deleting would lose what was "moved".
+    if (tenant := await client.read_tenant()) != wanted:
+        message = f"the key decides for which tenant this client asks: {tenant}, not {wanted}"
+        raise CommandError(f"{message}; `rag export` with a key of the one, and `rag import` with one of the other")
+
+
+async def _find_other_documents(client: RagClient, reader: ExportReader) -> AsyncIterator[str]:
+    """Yield the ids of documents of an export that the tenant has with other content or fields."""
+    for document in reader.read_documents():
+        if not await _is_there(client, document) and await client.find_document(document.id) is not None:
+            yield document.id
 
 
 async def _is_there(client: RagClient, document: ExportedDocument) -> bool:

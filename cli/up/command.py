@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -14,12 +14,13 @@ import typer
 
 from cli.options import ControllerUrl, Desired, Json, Models, Runtime, State, read_settings
 from cli.output import CommandError, ExitCode, print_error, print_json, print_line
-from common.listening import ListenError, bind_listeners
+from common.listening import LISTENER, take_passed_files
 
 if TYPE_CHECKING:
     from cli.admin_client import AdminClient
     from cli.up.service import Change
     from cli.up.supervisor import ProcessRecord
+    from controller.artifacts.model_roots import ModelRoots
     from controller.settings import ControllerSettings
 
 
@@ -31,38 +32,6 @@ Host: TypeAlias = Annotated[
         help="Address or name that the gateway listens on; several are separated by commas.",
     ),
 ]
-
-
-def check_port_free(hosts: Sequence[str], port: int) -> int:
-    """Bind and listen for a moment at every host, and return the port; where `port` is 0, one that was free at every
-    host.
-
-    Afterwards nothing is bound, so another program may take the port. Raises CommandError with ExitCode.ADDRESS_TAKEN
-    where an address cannot be listened on, with ExitCode.USAGE where a host name has no address.
-    """
-    with ExitStack() as stack:
-        try:
-            # Bind as the gateway does, so that closing connections of an earlier run do not count.
-            listeners = [stack.enter_context(listener) for listener in bind_listeners(hosts, port)]
-        except ListenError as error:
-            if error.is_unresolved:
-                message, code = f"cannot listen on {error.host}: {error}; --host names the address", ExitCode.USAGE
-            else:
-                message, code = _describe_taken(f"{error.host}:{port}", str(error)), ExitCode.ADDRESS_TAKEN
-            raise CommandError(message, code) from None
-        for listener in listeners:
-            try:
-                # With address reuse, two sockets may be bound to one address, but only one may listen.
-                listener.listen(1)
-            except OSError as error:
-                ip, bound_port = listener.getsockname()[:2]
-                message = _describe_taken(f"{ip}:{bound_port}", os.strerror(error.errno or 0))
-                raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None
-        return int(listeners[0].getsockname()[1])
-
-
-def _describe_taken(address: str, reason: str) -> str:
-    return f"cannot listen on {address}: {reason}; choose another with --host or --port"
 
 
 def up(
@@ -90,6 +59,7 @@ def up(
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
     settings = read_settings(**options)
     check_folder(settings.desired)
+    check_models(settings.models)
 
     from cli.up.run import (  # aiohttp and the runtimes
         UpRun,
@@ -97,14 +67,16 @@ def up(
         lock_and_check,
         program_specs,
     )
-    from cli.up.supervisor import Announcer
+    from cli.up.supervisor import Announcer, listen_at
 
     lock = lock_and_check(settings.state)
     try:
-        settings = settings.model_copy(update={"port": check_port_free(settings.hosts, settings.port)})
+        listeners = listen_at(settings.hosts, settings.port)
+        settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})
         announcer = Announcer(as_json)
         settings = drop_programs_without_packages(settings, announcer)
         run = UpRun(settings, program_specs(settings, os.environ), announcer)
+        run.hold_listeners(listeners)
         return asyncio.run(run.run())
     finally:
         os.close(lock)
@@ -118,6 +90,22 @@ def check_folder(desired: Path) -> None:
         raise CommandError(f"there is no folder {desired}; {hint}", ExitCode.USAGE)
 
 
+def check_models(roots: ModelRoots) -> None:
+    """Raise CommandError (ExitCode.USAGE) unless the first folder of model files exists: its path may be mistyped. The
+    folder `models`, which nobody has named, need not exist; downloads make it. Print a line for each further folder
+    that does not exist."""
+    for place, named in enumerate(roots.folders):
+        folder = Path(os.path.expanduser(named))  # noqa: PTH111 - Path's own raises where there is no home
+        if folder.is_dir() or folder == DEFAULT_MODELS:
+            continue
+        if place == 0:
+            hint = "--models or ROUNDHOUSE_MODELS names the folders of model files"
+            raise CommandError(f"there is no folder {folder}; {hint}", ExitCode.USAGE)
+        print_error(f"there is no folder {folder}: the models in it cannot start until there is")
+
+
+DEFAULT_MODELS = Path("models")
+"""Folder of model files by default."""
 POLL_S = 0.1
 """Seconds between two checks whether a process has ended."""
 
@@ -318,7 +306,7 @@ def _send_signal(process_words: str, record: ProcessRecord, number: signal.Signa
         raise CommandError(f"{process_words} is another user's: run `roundhouse down` as that user") from None
 
 
-service = typer.Typer(name="service", help="Run Roundhouse as a systemd service, with engines as processes.")
+service = typer.Typer(name="service", help="Run Roundhouse as a systemd service.")
 
 System = Annotated[
     bool,
@@ -333,7 +321,7 @@ Name = Annotated[
 
 @service.callback()
 def _group() -> None:
-    """Run Roundhouse as a systemd service, with engines as processes."""
+    """Run Roundhouse as a systemd service."""
 
 
 @service.command()
@@ -403,7 +391,8 @@ def run(desired: Desired = None, state: State = None, models: Models = None) -> 
     try:
         announcer = Announcer(False)
         settings = drop_programs_without_packages(settings, announcer)
-        return asyncio.run(ServiceRun(settings, program_specs(settings, os.environ), announcer).run())
+        passed = take_passed_files(os.environ).get(LISTENER, ())
+        return asyncio.run(ServiceRun(settings, program_specs(settings, os.environ), announcer, passed).run())
     finally:
         os.close(lock)
 

@@ -8,11 +8,11 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -46,118 +46,6 @@ from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenRepli
 from controller.settings import ControllerSettings
 from controller.state import Phase
 from controller.state_dir import StateDir, StateError, StateLockedError
-
-BUILD_SCRIPT: Final = Path(__file__).resolve().parents[2] / "web" / "build"
-"""What builds the page in a checkout. An installed wheel has no such file, and holds the built page."""
-OFF_WORDS: Final = frozenset({"0", "f", "false", "n", "no", "off"})
-"""Values of `ROUNDHOUSE_PAGE`, in lower case, by which the gateway serves no page."""
-_VARIABLES: Final = frozenset(
-    {"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"}
-)
-_PREFIXES: Final = ("PIP_", "npm_config_", "NPM_CONFIG_", "XDG_")
-_PROXIES: Final = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
-_ENDS_WITHIN_S: Final = 3.0
-_PAUSE_S: Final = 0.05
-
-
-def is_wanted(environ: Mapping[str, str], script: Path = BUILD_SCRIPT) -> bool:
-    """Return whether `up` builds the page: it runs from a checkout, and neither is the page off nor does a setting name
-    a folder that somebody else builds."""
-    is_off = environ.get("ROUNDHOUSE_PAGE", "").strip().lower() in OFF_WORDS
-    return not is_off and not environ.get("ROUNDHOUSE_PAGE_FOLDER") and os.access(script, os.X_OK)
-
-
-def build_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `environ` that the build gets: what pip and npm need to reach a registry, and none that
-    holds a secret of Roundhouse's, because the build runs packages that others wrote."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _VARIABLES or name.lower() in _PROXIES or name.startswith(_PREFIXES)
-    }
-
-
-class PageBuild:
-    """Builds the page by the script `web/build` while Roundhouse runs, at the lowest priority of processor and disk.
-    Prints a line for the operator when the build begins, and one when the page is served or why it is not."""
-
-    def __init__(
-        self, gateway_url: str, announcer: Announcer, environ: Mapping[str, str], script: Path = BUILD_SCRIPT
-    ) -> None:
-        """`gateway_url`: where the page is served, without a path. `environ`: of `up`."""
-        self._gateway_url = gateway_url
-        self._announcer = announcer
-        self._environ = build_variables(environ)
-        self._script = script
-
-    async def run(self) -> None:
-        """Build the page if it is not built from the present sources. Cancelling it ends the build and what the build
-        started. Raises nothing for a build that fails."""
-        try:
-            if await self._run_script("--is-current") != "":
-                self._announcer.print_note("the page is built in the background, at low priority; models are served")
-                if (reason := await self._run_script("--background")) != "":
-                    self._announcer.print_note(reason.removeprefix("roundhouse: "))
-                    return
-        except OSError as error:
-            self._announcer.print_note(f"the page was not built: {error}")
-            return
-        self._announcer.print_result("page", f"The page is at {self._gateway_url}/", url=f"{self._gateway_url}/")
-
-    async def _run_script(self, option: str) -> str:
-        """Return the last line of what it said against a success; empty: it succeeded."""
-        process = await self._start(option)
-        try:
-            _, said = await process.communicate()
-        except asyncio.CancelledError:
-            await _end_group(process)
-            raise
-        if process.returncode == 0:
-            return ""
-        lines = said.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"the page was not built: {self._script} ended with status {process.returncode}"
-
-    async def _start(self, option: str) -> Process:
-        starting = asyncio.create_task(
-            asyncio.create_subprocess_exec(
-                *(self._script, "--python", sys.executable, option),
-                env=self._environ,
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=PIPE,
-                start_new_session=True,
-            )
-        )
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # asyncio itself would kill the script alone, and leave what the script has started by now.
-            with suppress(OSError):
-                await _end_group(await starting)
-            raise
-
-
-async def _end_group(process: Process) -> None:
-    """End the process and its process group, and wait for their end, or for a few seconds."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        _send_group(process.pid, number)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ENDS_WITHIN_S):
-                # Only the leader is a child, whose end an event tells of.
-                await process.wait()
-                while _send_group(process.pid, 0):  # noqa: ASYNC110 - nothing signals its end
-                    await asyncio.sleep(_PAUSE_S)
-                return
-
-
-def _send_group(group: int, number: int) -> bool:
-    """Send the signal to the group, and return whether the group had a process; signal 0 only asks."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
-
 
 FIRST_POLL_S: Final = 0.2
 """Seconds between the first two requests for the status."""
@@ -227,7 +115,21 @@ class FirstModelWatcher:
             in_checkout = (Path(sys.prefix).parent / "Makefile").is_file()
             program = Path(sys.executable).with_name(PROGRAM)
             self._announcer.print_result("hint", commands_line(program, Path.cwd(), in_checkout=in_checkout))
+        await self._print_page(gateway)
         return True
+
+    async def _print_page(self, gateway: aiohttp.ClientSession) -> None:
+        """Print where the page is, or that it is not built; nothing where the gateway serves none."""
+        url = f"{self._gateway_url}/"
+        try:
+            async with gateway.head(url, ssl=False) as response:
+                is_served, is_built = response.status == 200, "etag" in response.headers
+        except (aiohttp.ClientError, TimeoutError):
+            return
+        if is_built:
+            self._announcer.print_result("page", f"The page is at {url}", url=url)
+        elif is_served:
+            self._announcer.print_note(f"the page is not built: `make page` builds it, and {url} has it then")
 
     def _print_failures(self, status: ControllerStatus) -> None:
         for model in status.models:
@@ -325,6 +227,8 @@ class SideProgram:
     """Settings, by field name, of an `up` that does not start it."""
     variables: Callable[[ControllerSettings, Mapping[str, str]], dict[str, str]]
     """Returns its environment, from the settings and the environment of the other programs."""
+    given_up: Mapping[int, FatalExit] = field(default_factory=dict)
+    """Exit codes of its first start after which it is not started again."""
 
 
 CLEAN_VARIABLES: Final = frozenset(
@@ -377,6 +281,7 @@ SIDE_PROGRAMS: Final = (
         is_wanted=lambda settings: settings.downloads != "off",
         without={"downloads": "off"},
         variables=_transfers_variables,
+        given_up={4: FatalExit(ExitCode.LOCKED, "another Roundhouse downloads into the same models folder")},
     ),
 )
 """`service run` and `down` end them in this order, after the gateway and before the controller; `up` ends them at the
@@ -429,7 +334,7 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> l
         ChildSpec("gateway", (*python, "gateway"), env, GATEWAY_ENDS),
     ]
     specs.extend(
-        ChildSpec(each.name, (*python, each.name), each.variables(settings, env), dies_alone=True)
+        ChildSpec(each.name, (*python, each.name), each.variables(settings, env), each.given_up, dies_alone=True)
         for each in SIDE_PROGRAMS
         if each.is_wanted(settings)
     )
@@ -468,11 +373,22 @@ class SupervisedRun:
         self._supervisor = Supervisor(marked_specs, say=announcer.print_note, on_change=recorder.record_children)
         self._stop_event = asyncio.Event()
 
+    def hold_listeners(self, listeners: Sequence[socket.socket]) -> None:
+        """Have each process of the gateway listen at these sockets, which stay open here. Call before the start."""
+        self._supervisor.children["gateway"].listeners = listeners
+
     async def _wait_or_kill(self, child: Child, within_s: float) -> bool:
         """Return whether the child had to be killed."""
-        if await child.ends_within(within_s):
+        quiet_s = min(supervisor.UP_SAID_S, within_s)
+        if await child.ends_within(quiet_s):
             return False
-        self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed")
+        if (left_s := within_s - quiet_s) > 0:
+            self._announcer.print_note(f"waiting for {child.spec.title} to end, {left_s:g} s more at most")
+            if await child.ends_within(left_s):
+                return False
+        is_gateway = child.spec.name == "gateway"
+        loss = "its running requests are cut off" if is_gateway else "nothing that it accepted is lost"
+        self._announcer.print_note(f"{child.spec.title} did not end within {within_s:g} s and is killed; {loss}")
         child.kill()
         return True
 
@@ -490,7 +406,7 @@ class UpRun(SupervisedRun):
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
         the gateway, after it the side programs and, with its engines, the controller, and kill what does not end in
-        time: all of that within 15 s (`UP_ENDS_S`) and the gateway's grace period for running requests. Return the exit
+        time: all of that within 40 s (`UP_ENDS_S`) and the gateway's grace period for running requests. Return the exit
         code of `up`: DONE after a signal or where a program was told to end, else that of the program's `FatalExit`;
         FAILED in place of DONE where engines may still run. Raises OSError where the record cannot be removed at the
         end.
@@ -504,9 +420,13 @@ class UpRun(SupervisedRun):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        watch_task = asyncio.create_task(self._watch_and_build())
+        settings = self._settings
+        watcher = FirstModelWatcher(
+            settings.controller_url, own_gateway_url(settings), settings.desired, self._announcer
+        )
+        watch_task = asyncio.create_task(watcher.run())
         ending = await self._supervisor.run(self._stop_event)
-        watch_task.cancel()  # which may end a build of the page, beside the programs
+        watch_task.cancel()
         if ending.words is not None:
             self._announcer.print_note(f"{ending.words}; stopping everything")
         code = await self._end(ending)
@@ -515,13 +435,6 @@ class UpRun(SupervisedRun):
             self._announcer.print_note(f"nobody watched for the first model: {watch_error!r}")
         self._announcer.print_note("stopped")
         return code
-
-    async def _watch_and_build(self) -> None:
-        # In this order, so that the first answer comes as early as without a page.
-        settings, gateway_url = self._settings, own_gateway_url(self._settings)
-        await FirstModelWatcher(settings.controller_url, gateway_url, settings.desired, self._announcer).run()
-        if is_wanted(os.environ):
-            await PageBuild(gateway_url, self._announcer, os.environ).run()
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop_event.is_set():

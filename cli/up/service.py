@@ -13,9 +13,11 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,11 +27,15 @@ from cli.output import CommandError, ExitCode
 from cli.up import supervisor
 from cli.up.run import SIDE_PROGRAMS, SupervisedRun
 from cli.up.supervisor import (
+    Announcer,
+    ChildSpec,
     find_children,
+    listen_at,
     remove_record,
     wait_until_gone,
 )
 from common.atomic_write import write_atomic
+from common.listening import LISTENER
 from controller.runtimes.process.groups import send_signal
 from controller.settings import ControllerSettings
 
@@ -486,6 +492,19 @@ def _add_notes(change: Change, unit: ServiceUnit, systemd: Systemd) -> None:
             change.next_lines.append(f"loginctl enable-linger {login}    # else it runs only during logins of {login}")
 
 
+def keep_listeners(listeners: Sequence[socket.socket]) -> None:
+    """Have systemd keep these sockets, in place of those of earlier runs, over a restart of the service, which gets
+    them (sd_pid_notify_with_fds(3), FDSTORE). Does nothing where systemd does not want to hear of it."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):
+        manager.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        manager.send(f"FDSTOREREMOVE=1\nFDNAME={LISTENER}".encode())
+        message = f"FDSTORE=1\nFDNAME={LISTENER}".encode()
+        socket.send_fds(manager, [message], [each.fileno() for each in listeners])
+
+
 class ServiceRun(SupervisedRun):
     """Runs the programs of `specs` (controller, gateway and the side programs) until a signal, and then ends these, but
     not the engines. Making one raises OSError where the state folder does not exist.
@@ -494,19 +513,40 @@ class ServiceRun(SupervisedRun):
     and `down` finds this process.
     """
 
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        specs: Sequence[ChildSpec],
+        announcer: Announcer,
+        passed: Sequence[int] = (),
+    ) -> None:
+        """`passed`: descriptors of listening sockets that systemd has kept from the run before."""
+        super().__init__(settings, specs, announcer)
+        self._passed = passed
+
     async def run(self) -> ExitCode:
-        """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
+        """Run until SIGTERM or SIGINT, or until a program ends in a way that a restart cannot mend. Then end
         gateway, side programs and controller in this order, by SIGKILL if they do not end in time, and return the exit
-        code: DONE after a signal or where a program was told to end, else that of the program's `FatalExit`.
+        code: DONE after a signal or where a program was told to end, else that of the program's `FatalExit`. SIGHUP
+        restarts the gateway alone, without a gap (`Child.replace`).
 
         Before the first start, programs that a killed run left behind are ended. Call it once, in the main thread: it
-        takes over the signal handlers. Raises CommandError where the record of an earlier run cannot be read, and
-        OSError where the record cannot be removed at the end.
+        takes over the signal handlers. Raises CommandError where the gateway's addresses cannot be listened on, or the
+        record of an earlier run cannot be read, and OSError where the record cannot be removed at the end.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop_event.set)
+        loop.add_signal_handler(
+            signal.SIGHUP, self._supervisor.replace_child, "gateway", supervisor.gateway_stop_timeout_s()
+        )
         await self._end_earlier_programs()
+        try:
+            listeners = listen_at(self._settings.hosts, self._settings.port, self._passed)
+        except CommandError as error:
+            raise CommandError(str(error), ExitCode.ADDRESS_TAKEN) from None  # a name, too, may be known soon
+        keep_listeners(listeners)
+        self.hold_listeners(listeners)
         ending = await self._supervisor.run(self._stop_event)
         if ending.words is not None:
             self._announcer.print_note(f"{ending.words}; stopping")

@@ -18,10 +18,12 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import DEVNULL
+from asyncio.subprocess import Process as RunningProcess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cli.output import CommandError, ExitCode, print_error
 from common.atomic_write import write_atomic
 from common.line_writer import LineWriter
+from common.listening import BACKLOG, LISTENER, READY, ListenError, open_listeners
 from contract.status import SCHEMA_VERSION
 from controller.runtimes.process.groups import PROC, Process, boot_id, has_variable, is_alive, list_stats, read_stat
 
@@ -47,13 +50,16 @@ FORCED_S: Final = 2.0
 UP_GATEWAY_S: Final = 6.0
 """Seconds that `up` gives the gateway beyond its grace period. Without running requests it needs none of that period.
 """
-UP_PROGRAMS_S: Final = 7.0
-"""Seconds that `up` gives retrieval, transfers and, with its engines, the controller: all of them at the same time."""
+UP_PROGRAMS_S: Final = 30.0
+"""Seconds that `up` gives retrieval, transfers and, with its engines, the controller: all of them at the same time. One
+is enough, unless the machine is busy."""
+UP_SAID_S: Final = 7.0
+"""Seconds after which `up` says what it waits for."""
 UP_ENGINES_S: Final = 5.0
 """Grace period of engines when `up` ends, at most: no request is left in them then."""
 UP_LEFT_S: Final = 0.5
 """Grace period of engines that a controller which did not end in time has left."""
-UP_ENDS_S: Final = 15.0
+UP_ENDS_S: Final = 40.0
 """Seconds within which `up` ends, beyond the gateway's grace period: more than the three above together, since what is
 killed is not gone at once."""
 KILLED_S: Final = 10.0
@@ -96,7 +102,7 @@ def side_programs_stop_timeout_s() -> float:
 
 
 def up_stop_timeout_s() -> float:
-    """Return the seconds until `up` is killed: the gateway's grace period and the 15 s (`UP_ENDS_S`) in which `up` ends
+    """Return the seconds until `up` is killed: the gateway's grace period and the 40 s (`UP_ENDS_S`) in which `up` ends
     everything else, plus 30 s (`MARGIN_S`)."""
     return _gateway_grace_s() + UP_ENDS_S + MARGIN_S
 
@@ -333,6 +339,39 @@ STABLE_S: Final = 10.0
 _STDERR: Final = 2
 
 
+def listen_at(hosts: Sequence[str], port: int, passed: Iterable[int] = ()) -> list[socket.socket]:
+    """Listen at every host, where `port` is 0 at one port that is free at all, and return the sockets, which the caller
+    closes. `passed`: descriptors that this process was started with, which are taken if they are for these addresses.
+
+    Raises CommandError with ExitCode.ADDRESS_TAKEN where an address cannot be listened on, with ExitCode.USAGE where a
+    host name has no address.
+    """
+    with ExitStack() as stack:
+        try:
+            # Addresses can be used again at once, so that closing connections of an earlier run do not count.
+            listeners = [stack.enter_context(each) for each in open_listeners(hosts, port, passed, print_error)]
+        except ListenError as error:
+            if error.is_unresolved:
+                message, code = f"cannot listen on {error.host}: {error}; --host names the address", ExitCode.USAGE
+            else:
+                message, code = _describe_taken(f"{error.host}:{port}", str(error)), ExitCode.ADDRESS_TAKEN
+            raise CommandError(message, code) from None
+        for listener in listeners:
+            try:
+                # With address reuse, two sockets may be bound to one address, but only one may listen.
+                listener.listen(BACKLOG)
+            except OSError as error:
+                ip, bound_port = listener.getsockname()[:2]
+                message = _describe_taken(f"{ip}:{bound_port}", os.strerror(error.errno or 0))
+                raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None
+        stack.pop_all()
+        return listeners
+
+
+def _describe_taken(address: str, reason: str) -> str:
+    return f"cannot listen on {address}: {reason}; choose another with --host or --port"
+
+
 @dataclass(frozen=True, slots=True)
 class FatalExit:
     """Meaning of an exit code of a child's first start: a restart cannot help, so everything ends.
@@ -353,7 +392,8 @@ class ChildSpec:
     argv: Sequence[str]
     env: Mapping[str, str]
     fatal: Mapping[int, FatalExit] = field(default_factory=dict)
-    """Exit codes of the first start that end everything."""
+    """Exit codes of the first start that end everything; with `dies_alone`, those after which it is not started
+    again."""
     dies_alone: bool = False
     """Whether the others go on without it: it is then started again however it ended."""
 
@@ -383,18 +423,55 @@ def count_failures(failures: int, ran_s: float) -> int:
     return 1 if ran_s >= STABLE_S else failures + 1
 
 
+REPLACED_WITHIN_S: Final = 60.0
+"""Seconds that a process which replaces another has until it serves."""
+_LAUNCHER: Final = """
+import fcntl, os, sys
+passed = [int(each) for each in sys.argv[1].split(",")]
+copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 100) for each in passed]
+for place, copy in enumerate(copies, 3):
+    os.dup2(copy, place)
+for each in passed:
+    if each >= 3 + len(passed):
+        os.close(each)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Program that becomes another, `argv[2:]`, which gets the descriptors of `argv[1]` where the protocol has them, from 3
+on, and in a variable its own pid, which nobody knows before."""
+
+
+def pass_on(argv: Sequence[str], files: Sequence[tuple[str, int]]) -> tuple[Sequence[str], dict[str, str]]:
+    """Return the command line and the further variables that start `argv` with these descriptors, each with its name,
+    by the protocol of sd_listen_fds(3). The started process must inherit the descriptors."""
+    if not files:
+        return argv, {}
+    descriptors = ",".join(str(descriptor) for _, descriptor in files)
+    variables = {"LISTEN_FDS": str(len(files)), "LISTEN_FDNAMES": ":".join(name for name, _ in files)}
+    return (sys.executable, "-I", "-S", "-c", _LAUNCHER, descriptors, *argv), variables
+
+
 class Child:
     """One supervised process. `run` starts it, and starts it again with growing pauses when it fails, until
-    `ask_to_end`. The process leads a session of its own, and outlives this object unless it is ended."""
+    `ask_to_end`; `replace` starts another in its place. A process leads a session of its own, and outlives this object
+    unless it is ended."""
 
     def __init__(self, spec: ChildSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
         """`say` takes a line for the operator; `on_start` is called after every start."""
         self.spec = spec
+        self.listeners: Sequence[socket.socket] = ()
+        """Listening sockets that each process gets. They stay open here, so that connections wait and are not refused
+        while no process runs."""
         self.exit_code: int | None = None
         """Exit code of the last process. None means that none has ended yet."""
         self._say = say
         self._on_start = on_start
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: RunningProcess | None = None
+        self._beside: RunningProcess | None = None
+        """During `replace` the other process: the new one until it serves, then the old one until it has ended."""
+        self._replacing: asyncio.Future[None] | None = None
+        """Done when the new process of `replace` serves or has failed; None: `replace` waits for none."""
+        self._replaced = asyncio.Event()
         self._end_event = asyncio.Event()
 
     @property
@@ -420,6 +497,10 @@ class Child:
                 break
             if (ending := self._ending_of(code, first=starts == 1)) is not None:
                 return ending
+            if self.spec.dies_alone and starts == 1 and (given_up := self.spec.fatal.get(code)) is not None:
+                self._say(f"{self.spec.title} is not started again: {given_up.words}")
+                await self._end_event.wait()
+                break
             failures = count_failures(failures, loop.time() - started_at)
             delay = restart_delay_s(failures)
             self._say(f"{self.spec.title} {ending_words(code)}; it is started again in {delay:g} s")
@@ -429,9 +510,7 @@ class Child:
 
     async def _run_once(self) -> int:
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.spec.argv, env=dict(self.spec.env), stdin=DEVNULL, stdout=_STDERR, start_new_session=True
-            )
+            self._process = await self._start()
         except OSError as error:
             self._say(f"{self.spec.title} cannot be started: {error.strerror or error}")
             return 1
@@ -439,8 +518,96 @@ class Child:
             # `ask_to_end` came while the process was being started, and nobody could send it a signal yet.
             self.kill()
         self._on_start()
-        self.exit_code = await self._process.wait()
+        self.exit_code = await self._wait()
         return self.exit_code
+
+    async def _start(self, *files: tuple[str, int]) -> RunningProcess:
+        """Start a process with the listeners and these further descriptors, each with its name. Raises OSError."""
+        files = (*((LISTENER, each.fileno()) for each in self.listeners), *files)
+        argv, variables = pass_on(self.spec.argv, files)
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            env={**self.spec.env, **variables},
+            stdin=DEVNULL,
+            stdout=_STDERR,
+            start_new_session=True,
+            pass_fds=[descriptor for _, descriptor in files],
+        )
+
+    async def _wait(self) -> int:
+        """Wait for the end of the running process, or of the one that has replaced it meanwhile; its exit code."""
+        while True:
+            process = self._process
+            assert process is not None
+            self._replaced.clear()
+            waits = [asyncio.create_task(process.wait()), asyncio.create_task(self._replaced.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+            if self._replacing is not None:
+                await self._replacing  # it died meanwhile: the new process may serve soon
+            if process is self._process and process.returncode is not None:
+                return process.returncode
+
+    async def replace(self, end_within_s: float) -> None:
+        """Start another process while the running one serves. Once the new one serves, end the old one by SIGTERM, and
+        by SIGKILL after `end_within_s` seconds; one that does not serve within 60 s (`REPLACED_WITHIN_S`) is killed,
+        and the old one serves on. Say what came of it. Return when one process is left.
+
+        The process must be one that says at its descriptor `READY` when it serves. Nothing is done, and that said,
+        where none runs, or while another is being replaced.
+        """
+        old = self._process
+        if self._end_event.is_set():
+            return
+        if self.pid is None or old is None or self._beside is not None or self._replacing is not None:
+            self._say(f"{self.spec.title} is being started or restarted now: it is not restarted once more")
+            return
+        self._replacing = asyncio.get_running_loop().create_future()
+        try:
+            problem = await self._start_beside()
+            if problem is None:
+                self._process, self._beside = self._beside, old
+                self._replaced.set()
+                self._on_start()
+                self._say(f"{self.spec.title} is restarted: the new process serves, the old one ends its requests")
+            elif not self._end_event.is_set():
+                self._say(f"{self.spec.title} is not restarted, the old process serves on: {problem}")
+        finally:
+            self._replacing.set_result(None)
+            self._replacing = None
+        if (leaving := self._beside) is not None:
+            self._signal(leaving, signal.SIGTERM if problem is None else signal.SIGKILL)
+            if not await _ends_within(leaving, end_within_s):
+                self._say(f"the old process of {self.spec.title} did not end within {end_within_s:g} s and is killed")
+                self._signal(leaving, signal.SIGKILL)
+                await leaving.wait()
+            self._beside = None
+            if problem is None:
+                self._say(f"the old process of {self.spec.title} has ended")
+
+    async def _start_beside(self) -> str | None:
+        """Start the process `_beside`, and return None once it serves, else why it does not."""
+        loop = asyncio.get_running_loop()
+        is_told = asyncio.Event()
+        read_end, write_end = os.pipe()
+        try:
+            try:
+                self._beside = await self._start((READY, write_end))
+            finally:
+                os.close(write_end)
+            loop.add_reader(read_end, is_told.set)
+            await asyncio.wait_for(is_told.wait(), REPLACED_WITHIN_S)
+            if os.read(read_end, 1):
+                return None
+            return f"the new one {ending_words(await asyncio.wait_for(self._beside.wait(), KILLED_S))}"
+        except TimeoutError:
+            return f"the new one did not serve within {REPLACED_WITHIN_S:g} s"
+        except OSError as error:
+            return f"the new one cannot be started: {error.strerror or error}"
+        finally:
+            loop.remove_reader(read_end)
+            os.close(read_end)
 
     def _ending_of(self, code: int, *, first: bool) -> Ending | None:
         if self.spec.dies_alone:
@@ -458,28 +625,40 @@ class Child:
         self._end_event.set()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, not to its process group. Does nothing where the process does not run."""
-        if self._process is not None and self._process.returncode is None:
+        """Send a signal to the process, not to its process group, and to the one that it replaces or that replaces it.
+        Does nothing where the process does not run."""
+        for process in self._list_processes():
+            self._signal(process, number)
+
+    def _list_processes(self) -> list[RunningProcess]:
+        return [each for each in (self._process, self._beside) if each is not None]
+
+    @staticmethod
+    def _signal(process: RunningProcess, number: signal.Signals) -> None:
+        if process.returncode is None:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                if number is signal.SIGKILL:
+                    os.killpg(process.pid, number)
+                else:
+                    process.send_signal(number)
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its process group, and do not wait. Does nothing where the process does not
         run."""
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     async def ends_within(self, within_s: float) -> bool:
         """Wait for the end of the running process, and return whether it ended within `within_s` seconds. True at once
         if it was never started or has ended. Nothing is killed."""
-        if self._process is None:
-            return True
-        try:
-            await asyncio.wait_for(self._process.wait(), within_s)
-        except TimeoutError:
-            return False
-        return True
+        return all(await asyncio.gather(*(_ends_within(each, within_s) for each in self._list_processes())))
+
+
+async def _ends_within(process: RunningProcess, within_s: float) -> bool:
+    try:
+        await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def ending_words(code: int) -> str:
@@ -505,6 +684,7 @@ class Supervisor:
         self._on_change = on_change
         self.children = {spec.name: Child(spec, say=say, on_start=self._report_pids) for spec in specs}
         self._tasks: list[asyncio.Task[Ending | None]] = []
+        self._replace_tasks: list[asyncio.Task[None]] = []
 
     def _report_pids(self) -> None:
         self._on_change({name: child.pid for name, child in self.children.items() if child.pid is not None})
@@ -525,10 +705,15 @@ class Supervisor:
         # Of several that ended at once, report a failure rather than an orderly end.
         return max(endings, key=lambda ending: ending.exit, default=Ending(ExitCode.DONE))
 
+    def replace_child(self, name: str, end_within_s: float) -> None:
+        """Begin to replace the process of a child (`Child.replace`); it says what comes of it."""
+        self._replace_tasks = [task for task in self._replace_tasks if not task.done()]
+        self._replace_tasks.append(asyncio.create_task(self.children[name].replace(end_within_s)))
+
     async def wait_until_ended(self) -> None:
         """Wait, without a limit, until every child has ended. Call it after `run` has returned. Signals none of them:
         call `send_signal` or `kill` before."""
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._tasks, *self._replace_tasks)
 
 
 async def wait_until_gone(

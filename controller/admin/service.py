@@ -197,6 +197,7 @@ class DeclarationService:
             models={name: _masked(each) for name, each in declared.models.items()},
             keys=declared.keys,  # the hash of a secret is none
             problems=list(self._files.file_source.declaration_problems),
+            places=self._files.file_source.list_places(),
         )
 
     def get_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
@@ -220,7 +221,8 @@ class DeclarationService:
         (`MAX_DECLARATIONS`) of this kind are declared already.
         """
         if self._files.declares(kind, name):
-            message = f"The desired-state files declare {_subject(kind, name)}: edit them."
+            place = self._files.file_source.list_places().get(f"{kind}.{name}", "the desired-state files")
+            message = f"The {'model' if kind == 'models' else 'key'} {name} is declared in {place}: edit it there."
             raise RoundhouseError("declared_in_files", message, param="name")
         known = _of_kind(self._files.declarations, kind)
         earlier = known.get(name)
@@ -403,6 +405,7 @@ class AdminService:
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
             unread_gpus=unread_gpu_statuses(current_round.observed),
+            host_mib=current_round.observed.host_mib,
             models=[gpu_model(want, model) for want, model in await self._list_live_rows(current_round)],
             error=None if gpus else self._gpu_host.get_gpu_error() or "there are no GPUs",
             driver_version=driver.version,
@@ -565,7 +568,7 @@ class AdminService:
         details["params"] = mask_fields(override.params)
         if override.action == "unload":
             details["hold"] = override.hold
-        self._record(override.model, override.actor, f"{override.action}ed by {override.actor}", details)
+        self._record(override.model, override.actor, f"{override.action} ordered by {override.actor}", details)
         self._wake()
 
     def _record(self, model: str, actor: str, message: str, details: Mapping[str, JsonValue]) -> None:
@@ -653,7 +656,8 @@ def _load_is_done(current_round: Round, name: str, restart: bool) -> bool:
         raise RoundhouseError("state_conflict", f"The load of {name!r} was given up: {reason}.")
     status = _status(current_round, name)
     if status.state is ModelState.FAILED:
-        raise RoundhouseError("model_failed", f"The model {name!r} could not be loaded: {status.last_error}")
+        message = f"The model {name!r} could not be loaded: {status.last_error}"
+        raise RoundhouseError("model_failed", message, model=name)
     if not restart or status.state is not ModelState.LOADED:
         return status.state is ModelState.LOADED
     if is_rollout_blocked(status.last_error, status.blocked):
@@ -661,7 +665,7 @@ def _load_is_done(current_round: Round, name: str, restart: bool) -> bool:
             f"The model {name!r} could not be restarted, and serves as before: {status.last_error}. It is tried again; "
             f"`roundhouse reset {name}` takes the load back."
         )
-        raise RoundhouseError("model_failed", message)
+        raise RoundhouseError("model_failed", message, model=name)
     return is_rolled_out(status.replicas, status.loaded_replicas, status.wanted_replicas)
 
 

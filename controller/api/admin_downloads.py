@@ -9,10 +9,26 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Query, Response
 from fastapi.responses import StreamingResponse
 
-from contract.downloads import Download, DownloadList, Removal
-from contract.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
+from contract.downloads import MOST_FOUND, Download, DownloadList, Removal, SearchOrder, SearchWords
+from contract.model_files import (
+    FileDeclaration,
+    FileDeclarationOrder,
+    InspectedModel,
+    ModelDownloadOrder,
+    ModelFileList,
+    ModelSearch,
+    OrderedDownload,
+)
 from controller.api.admin_journal import HEARTBEAT, HEARTBEAT_S
-from controller.api.examples import INSPECTED, MODEL_FILES, ORDERED, REMOVAL, example_response
+from controller.api.examples import (
+    FILE_DECLARATION,
+    INSPECTED,
+    MODEL_FILES,
+    MODEL_SEARCH,
+    ORDERED,
+    REMOVAL,
+    example_response,
+)
 from controller.api.requests import Actor, error_responses
 from controller.downloads.file_service import ModelFileService
 from controller.downloads.service import DownloadService
@@ -26,6 +42,7 @@ _SOURCE_ERRORS = (
     "source_unavailable",
     "source_mismatch",
 )
+_SEARCH_ERRORS = _SOURCE_ERRORS[2:]
 _AWAY = ("downloads_disabled", "transfers_unreachable", "models_folder_failed")
 _EVENT = {
     "type": "object",
@@ -51,9 +68,30 @@ DownloadId = Annotated[
 def declare_downloads(app: FastAPI, downloads: DownloadService, files: ModelFileService) -> None:
     """Add the routes `/v1/admin/downloads...` and `/v1/admin/models/files` to `app`. Call it before `declare_models`,
     whose route of one model matches the latter path too."""
+    _declare_search(app, downloads, files)
     _declare_orders(app, downloads)
     _declare_downloads(app, downloads)
     _declare_files(app, files)
+
+
+def _declare_search(app: FastAPI, downloads: DownloadService, files: ModelFileService) -> None:
+    @app.get(
+        "/v1/admin/downloads/search",
+        tags=_TAGS,
+        summary="Find a model on the hub",
+        responses=example_response(MODEL_SEARCH) | error_responses(*_SEARCH_ERRORS, *_AWAY[:2]),
+    )
+    async def search(
+        words: Annotated[
+            SearchWords, Query(description="Words that names of repositories have.", examples=["gemma 4b"])
+        ],
+        limit: Annotated[int, Query(ge=1, le=MOST_FOUND, description="Repositories at most.")] = 10,
+    ) -> ModelSearch:
+        """Models of the Hugging Face hub: of each repository its quantisations in GGUF, or its folder of safetensors,
+        with their sizes, about where each fits, and whether it is here. `reference` is what an order names. Nothing is
+        downloaded."""
+        found = await downloads.search_models(SearchOrder(words=words, limit=limit))
+        return await files.mark_present(found)
 
 
 def _declare_orders(app: FastAPI, downloads: DownloadService) -> None:
@@ -154,8 +192,22 @@ def _declare_files(app: FastAPI, files: ModelFileService) -> None:
     )
     async def list_files() -> ModelFileList:
         """What lies in the models folders, with its size, whether it was downloaded or put there by hand, which
-        declared models use it, and the memory of a replica. Needs no `transfers`."""
+        declared models use it, and the memory of a replica; of what no model uses, also the name under which it can be
+        declared, or why it cannot. Needs no `transfers`."""
         return await files.list_files()
+
+    @app.post(
+        "/v1/admin/models/files",
+        tags=_TAGS,
+        summary="Serve a model file",
+        responses=example_response(FILE_DECLARATION) | error_responses("invalid_declaration", "declared_in_files"),
+    )
+    async def serve(order: FileDeclarationOrder, actor: Actor) -> FileDeclaration:
+        """Declare a file or folder of the models folders at run time, with what it says of itself: backend, embeddings
+        or rankings, the projector beside it, and the GPUs and the context that fit. Answers at once: a new model is
+        then being loaded. Without a name, what a model serves already is answered and not declared again. With
+        `dry_run` nothing is declared, and `reason` says why it cannot be."""
+        return await files.declare_model(order, actor=actor)
 
     @app.delete(
         "/v1/admin/models/files",

@@ -71,7 +71,7 @@ ROW: Final[dict[str, Any]] = {
     "vram_observed_mib": None,
     "vram_warning": None,
     "load_override": {"gguf_n_ctx": 32768, "gguf_type_k": "q8_0", "gguf_type_v": "q4_0"},
-    "statement": {"kind": "load", "since": 1795255585.8, "reason": "loaded by command line of ada"},
+    "statement": {"kind": "load", "since": 1795255585.8, "reason": "load ordered by command line of ada"},
     "retry_at": None,
     "load_progress": None,
     "prefill_requests": 1,
@@ -122,6 +122,7 @@ GPU_MEMORY: Final[dict[str, Any]] = {
             "claimed_mib": 0,
         }
     ],
+    "host_mib": 257712,
     "models": [
         {
             name: ROW[name]
@@ -210,6 +211,49 @@ INSPECTED: Final[dict[str, Any]] = {
     "fields": {"backend": "llama_server", "source": _PINNED},
     "forecast": _FORECAST,
 }
+MODEL_SEARCH: Final[dict[str, Any]] = {
+    "repositories": [
+        {
+            "repository": "ggml-org/gemma-3-4b-it-GGUF",
+            "downloads": 48210,
+            "is_gated": False,
+            "licence": "gemma",
+            "left_out": 0,
+            "reason": None,
+            "choices": [
+                {
+                    "reference": "hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+                    "format": "gguf",
+                    "quantisation": "Q4_K_M",
+                    "main": "ggml-org/gemma-3-4b-it-GGUF/gemma-3-4b-it-Q4_K_M.gguf",
+                    "projector": "ggml-org/gemma-3-4b-it-GGUF/mmproj-model-f16.gguf",
+                    "file_count": 2,
+                    "size": 3341195296,
+                    "forecast": {
+                        "summary": "about 4530 MiB; fits on GPU 0 beside qwen",
+                        "backend": None,
+                        "devices": [
+                            {
+                                "gpus": ["0"],
+                                "needed_mib": 4530,
+                                "free_mib": 22284,
+                                "total_mib": 97887,
+                                "fits": True,
+                                "fits_alone": True,
+                                "beside": ["qwen"],
+                                "reason": None,
+                            }
+                        ],
+                        "reason": None,
+                    },
+                    "is_present": False,
+                    "used_by": [],
+                }
+            ],
+        }
+    ],
+}
+"""Example of a `ModelSearch`."""
 ORDERED: Final[dict[str, Any]] = {
     "id": _ID,
     "reference": _REFERENCE,
@@ -245,9 +289,23 @@ MODEL_FILES: Final[dict[str, Any]] = {
             "memory_mib": 5120,
             "memory_on": "gpu",
             "memory_source": "predicted",
+            "serve_as": None,
+            "reason": None,
         }
     ],
     "total_bytes": _SIZE,
     "is_complete": True,
+}
+FILE_DECLARATION: Final[dict[str, Any]] = {
+    "path": _MAIN,
+    "name": "gemma-3-4b-it-Q4_K_M",
+    "fields": {"model_path": _MAIN, "backend": "llama_server", "llama_server_n_ctx": 32768, "gpus": 1},
+    "forecast": INSPECTED["forecast"],
+    "context": 32768,
+    "trained_context": 131072,
+    "has_chat_template": True,
+    "projector": None,
+    "reason": None,
+    "declared": "new",
 }
 REMOVAL: Final[dict[str, Any]] = {"removed": [_MAIN], "kept": [], "freed_bytes": _SIZE}

@@ -14,6 +14,7 @@ absorb it.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -415,6 +416,14 @@ def _measure_text(token: bytes) -> int:
 
 
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_BLOCK_SIZES: Final = {
+    1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
+    32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 39: 17},
+    256: {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 16: 66, 17: 74, 18: 98, 19: 50, 21: 110, 22: 82, 23: 136, 29: 56}
+    | {34: 54, 35: 66},
+}
+TYPE_SIZES: Final = {kind: (values, sizes[kind]) for values, sizes in _BLOCK_SIZES.items() for kind in sizes}
+"""Number of a tensor's type (`ggml_type`) to the values of one block, and the bytes that they take together."""
 _TEXT: Final = 8
 _TEXTS: Final = ""
 _ARRAY: Final = 9
@@ -451,6 +460,8 @@ class GgufHead:
     """Offset in the file at which tensor data begins."""
     longest_token: int | None = None
     """As `Gguf.longest_token`."""
+    data_length: int = 0
+    """Bytes from `data_start` to the end of the last tensor, as far as the sizes of the tensors' types are known."""
 
 
 class _Reader:
@@ -532,12 +543,19 @@ def parse_head(data: bytes) -> GgufHead:
             lengths[key] = value.count
         else:
             fields[key] = value
-    tensors = dict(_read_tensor(reader) for _ in range(tensor_count))
+    tensors: dict[str, tuple[int, tuple[int, ...]]] = {}
+    data_length = 0
+    for _ in range(tensor_count):
+        name, dimensions, kind, offset = _read_tensor(reader)
+        tensors[name] = (offset, dimensions)
+        values, length = TYPE_SIZES.get(kind, (1, 0))
+        data_length = max(data_length, offset + math.prod(dimensions) // values * length)
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
         raise ArtifactError(f"says its alignment is {show_text(str(alignment))}: it is damaged")
     data_start = -(-reader.offset // alignment) * alignment
-    return GgufHead(fields, lengths, tensors, data_start, _measure_vocabulary(data, fields, skipped))
+    vocabulary = _measure_vocabulary(data, fields, skipped)
+    return GgufHead(fields, lengths, tensors, data_start, vocabulary, data_length)
 
 
 def _measure_vocabulary(data: bytes, fields: Mapping[str, Field], skipped: Mapping[str, _Skipped]) -> int | None:
@@ -603,11 +621,11 @@ def _read_array(reader: _Reader) -> Field | _Skipped:
     return tuple(value for (value,) in form.iter_unpack(reader.read_bytes(count * form.size)))
 
 
-def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, tuple[int, ...]]]:
+def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    """Return a tensor's name, dimensions, type, and the offset of its data."""
     name = reader.read_name()
     dimensions = tuple(int(reader.read_scalar("Q")) for _ in range(reader.read_count("I", 8, "dimensions")))
-    reader.read_scalar("I")  # its type; sizes follow from the offsets
-    return name, (int(reader.read_scalar("Q")), dimensions)
+    return name, dimensions, int(reader.read_scalar("I")), int(reader.read_scalar("Q"))
 
 
 def build_gguf(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
@@ -654,10 +672,10 @@ def _part_name(name: str) -> str:
 def measure_tensors(head: GgufHead, size: int) -> list[tuple[str, int]]:
     """Return (name, bytes) of each tensor of a file of `size` bytes, in the order of the file. A tensor reaches from
     its offset to that of the next tensor, or to the end of the file, whatever its quantization; padding counts. Raises
-    ArtifactError where the last tensor begins at or after the end of the file."""
+    ArtifactError where the file ends before a tensor begins, or before it ends if the size of its type is known."""
     in_order = sorted((offset, name) for name, (offset, _) in head.tensors.items())
     starts = [head.data_start + offset for offset, _ in in_order]
     ends = [*starts[1:], size][: len(starts)]
-    if starts and starts[-1] >= size:
+    if starts and (starts[-1] >= size or head.data_start + head.data_length > size):
         raise ArtifactError("ends before its tensors do: was it copied to the end?")
     return [(name, end - start) for (_, name), start, end in zip(in_order, starts, ends, strict=True)]

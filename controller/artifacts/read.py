@@ -110,6 +110,13 @@ def list_files(target: Path) -> list[Path]:
     return [target, *(file for file in outside_files if file.is_file())]
 
 
+def list_gguf_models(folder: Path) -> list[str]:
+    """Return the names of the GGUF files directly in a folder that a model path may name, sorted: of a split set the
+    first file alone. Blocks. Raises OSError where the folder cannot be listed."""
+    names = sorted(each.name for each in folder.iterdir() if each.name.lower().endswith(".gguf"))
+    return [name for name in names if not (split := SPLIT_FILE.fullmatch(name)) or f"{split['stem']}-00001-" in name]
+
+
 def files_below(roots: ModelRoots, path: str) -> list[Path]:
     """Return the files of the model at `path`, a declared model path: its file, its split set, or all files of its
     folder, sorted by name. A path where nothing is gives that path, and no error. Blocks on the disk.

@@ -1,9 +1,9 @@
 """Decides which declarations of the files are in force: when new ones take effect, and the last valid ones on disk.
 
 A model that vanished from the files is removed only after two agreeing reads at least `CONFIRM_S` apart, because a
-git checkout removes files for a moment. The same holds for an MCP server, and for the removal of all keys, because
-without keys everybody has access. Every other change takes effect at once. A read with problems agrees with nothing:
-the declarations in force stay, and the count of agreeing reads starts again.
+git checkout removes files for a moment. The same holds for an MCP server, for `discover`, and for the removal of all
+keys, because without keys everybody has access. Every other change takes effect at once. A read with problems agrees
+with nothing: the declarations in force stay, and the count of agreeing reads starts again.
 
 The last valid ones stay in force while the files are broken, also at the start of the controller.
 
@@ -58,6 +58,10 @@ class DebouncedState:
     """Tools and MCP servers, missing servers included."""
     missing_servers: Mapping[str, float] = field(default_factory=dict)
     """MCP servers in force that the last read did not have, with the Unix time of the first read without them."""
+    discover: bool = False
+    """Whether every model file that no declaration names is a model."""
+    undiscovered_since: float | None = None
+    """Unix time of the first read without `discover`, while it is still in force. None: what was read is in force."""
 
 
 def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) -> DebouncedState | None:
@@ -73,6 +77,7 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
             keys=previous.keys,
             declared_keys=previous.declared_keys,
             tools=previous.tools,
+            discover=previous.discover,
         )
     if previous is None:
         return settled_state(parsed)
@@ -80,11 +85,12 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
     missing_servers = _missing_since(previous.tools.servers, parsed.tools.servers, previous.missing_servers, now)
     leaving_definitions = {name: previous.definitions[name] for name in missing_since}
     keyless_since = _keyless_since(previous, parsed, now)
+    undiscovered_since = _since(previous.undiscovered_since, now) if previous.discover and not parsed.discover else None
     key_source = parsed if keyless_since is None else previous
     missing_times = [
         *missing_since.values(),
         *missing_servers.values(),
-        *([] if keyless_since is None else [keyless_since]),
+        *(each for each in (keyless_since, undiscovered_since) if each is not None),
     ]
     return DebouncedState(
         _without_conflicts(parsed.definitions, leaving_definitions),
@@ -96,6 +102,8 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
         keyless_since,
         _with_servers(parsed.tools, previous.tools, missing_servers),
         missing_servers,
+        parsed.discover or undiscovered_since is not None,
+        undiscovered_since,
     )
 
 
@@ -107,6 +115,7 @@ def settled_state(parsed: ParsedFolder) -> DebouncedState:
         keys=parsed.keys,
         declared_keys=parsed.declared_keys,
         tools=parsed.tools,
+        discover=parsed.discover,
     )
 
 
@@ -137,7 +146,13 @@ def _keyless_since(previous: DebouncedState, parsed: ParsedFolder, now: float) -
     files are in force."""
     if parsed.keys or not previous.keys:
         return None
-    since = now if previous.keyless_since is None else min(previous.keyless_since, now)
+    return _since(previous.keyless_since, now)
+
+
+def _since(known: float | None, now: float) -> float | None:
+    """Return since when the files lack what stays in force for that; None: for `CONFIRM_S`, so that it goes. `known`:
+    what the last read returned."""
+    since = now if known is None else min(known, now)
     return since if now - since < CONFIRM_S else None
 
 
@@ -183,6 +198,7 @@ class _LastGoodDocument(BaseModel):
     keys: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     tools: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     mcp_servers: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    discover: bool = False
 
 
 def save_last_good(
@@ -191,15 +207,18 @@ def save_last_good(
     keys: Mapping[str, Mapping[str, Any]],
     now: float,
     tools: DeclaredTools | None = None,
+    discover: bool = False,
 ) -> None:
-    """Store the declared models, keys, tools and MCP servers, each by name with its fields, in the state folder. `now`
-    is Unix time. `tools` None: none. Blocks. Raises OSError (disk full, folder gone); the previous file then stays."""
+    """Store the declared models, keys, tools and MCP servers, each by name with its fields, and whether models are
+    discovered, in the state folder. `now` is Unix time. `tools` None: none. Blocks. Raises OSError (disk full, folder
+    gone); the previous file then stays."""
     content = {
         "schema_version": SCHEMA_VERSION,
         "saved_at": now,
         "models": declared_models,
         "keys": keys,
         **(tools.declared if tools is not None else {}),
+        **({"discover": True} if discover else {}),
     }
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
@@ -243,4 +262,5 @@ def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | No
         keys=keys.definitions,
         declared_keys=keys.declared_keys,
         tools=tools.declared,
+        discover=last_good.discover,
     )

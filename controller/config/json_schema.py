@@ -55,6 +55,11 @@ def files_schema() -> Schema:
                 "propertyNames": TypeAdapter(ServerName).json_schema(),
                 "additionalProperties": {"$ref": "#/$defs/mcp_server"},
             },
+            "discover": {
+                "description": "Whether every model file in the models folders that no model names is an `autoload` "
+                "model, under a name made from the file's; default: false.",
+                "type": ["boolean", "null"],
+            },
         },
         "$defs": {
             "model": _model_schema(),

@@ -48,9 +48,9 @@ class FolderSnapshot:
 
 
 def is_read(name: str) -> bool:
-    """Return whether a file of this name belongs to the desired state: it ends with `.yaml`, `.yml` or `.json`, is not
-    hidden (does not begin with a dot), and is not `schema.json`."""
-    return name.endswith(SUFFIXES) and not name.startswith(".") and name != SCHEMA_FILE
+    """Return whether a file of this name belongs to the desired state: it ends with `.yaml`, `.yml` or `.json` in
+    any case, is not hidden (does not begin with a dot), and is not `schema.json`."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".") and name != SCHEMA_FILE
 
 
 def merge_order(name: str) -> tuple[bool, str]:
@@ -119,7 +119,9 @@ def _describe_hidden_route(name: str, ending: str) -> str:
     )
 
 
-TOP_LEVEL: Final = ("models", "keys", "tools", "mcp_servers")
+DISCOVER: Final = "discover"
+"""Key that says whether every model file in the models folders is a model."""
+TOP_LEVEL: Final = ("models", "keys", "tools", "mcp_servers", DISCOVER)
 """Keys that a file may have at its top level."""
 
 
@@ -139,6 +141,8 @@ class ParsedFolder:
     """Fields as declared, by key name."""
     tools: DeclaredTools = field(default_factory=DeclaredTools)
     """Tools and MCP servers."""
+    discover: bool = False
+    """Whether every model file that no declaration names is a model."""
     problems: tuple[Problem, ...] = ()
     """Problems of the files, with secrets masked."""
     digest: str = ""
@@ -181,6 +185,19 @@ def read_documents(
     return documents
 
 
+def list_places(documents: Iterable[Document]) -> dict[str, str]:
+    """Return where documents, in merge order, declare models and keys: `models.NAME` or `keys.NAME` to `file:line`,
+    that of the last file which names it. Files that cannot be read are left out."""
+    places: dict[str, str] = {}
+    for table in (each.table for each in documents):
+        for kind in ("models", "keys"):
+            entry = None if table is None else table.entries.get(kind)
+            if entry is not None and isinstance(entry.node, Table):
+                for name, each in entry.node.iterate_entries():
+                    places[f"{kind}.{name}"] = f"{each.place.file}:{each.place.line}"
+    return places
+
+
 def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
     """Parse, merge and validate the files of a snapshot. `roots` are absolute. Never raises: every fault is a problem
     of the result, with secrets masked."""
@@ -190,41 +207,50 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
 def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
     """Merge and validate documents that `read_documents` returned for this snapshot. `roots` are absolute. Never
     raises: every fault is a problem of the result, with secrets masked. With a problem the result declares nothing."""
-    problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
+    read_problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
     tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):
         # Part of what is declared is unknown: what the rest lacks may stand there.
-        return ParsedFolder(problems=redact_problems(problems))
+        return ParsedFolder(problems=redact_problems(read_problems))
     merged_table = merge_all(tables)
     models = _find_models(snapshot, merged_table)
     if isinstance(models, Problem):
-        return ParsedFolder(problems=redact_problems((*problems, models)))
+        return ParsedFolder(problems=redact_problems((*read_problems, models)))
     validated_models = validate_models(models, roots)
     keys, tools = validate_keys(merged_table), validate_tools(merged_table)
-    problems += (*validated_models.problems, *keys.problems, *tools.problems)
-    if problems:
+    discover = _read_discover(merged_table)
+    problems = [*validated_models.problems, *keys.problems, *tools.problems]
+    if isinstance(discover, Problem):
+        problems.append(discover)
+    if read_problems or problems or isinstance(discover, Problem):
         order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
-        return ParsedFolder(
-            problems=redact_problems(sorted(problems, key=lambda each: (order[each.file], each.line or 0)))
-        )
-    digest = digest_of(validated_models.declared_models, keys.declared_keys, tools.declared)
+        # What could not be read may be why the rest looks wrong.
+        in_order = [
+            sorted(group, key=lambda each: (order[each.file], each.line or 0)) for group in (read_problems, problems)
+        ]
+        return ParsedFolder(problems=redact_problems([*in_order[0], *in_order[1]]))
+    digest = digest_of(validated_models.declared_models, keys.declared_keys, tools.declared, discover)
     return ParsedFolder(
         validated_models.definitions,
         validated_models.declared_models,
         keys.definitions,
         keys.declared_keys,
         tools.declared,
+        discover,
         digest=digest,
     )
 
 
 def digest_of(
-    declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]], tools: DeclaredTools
+    declared_models: Mapping[str, Mapping[str, Any]],
+    keys: Mapping[str, Mapping[str, Any]],
+    tools: DeclaredTools,
+    discover: bool = False,
 ) -> str:
     """Return a digest of declared models, keys, tools and MCP servers: 64 bits as 16 hex digits, equal in every
     process."""
-    # Without tools the digest is the one of versions that had none.
-    content = [declared_models, keys, *([tools.declared] if tools.declared else [])]
+    # Without tools and discovery the digest is the one of versions that had none.
+    content = [declared_models, keys, *([tools.declared] if tools.declared else []), *([DISCOVER] if discover else [])]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -234,6 +260,17 @@ def _unknown_keys(table: Table) -> Iterator[Problem]:
         if key not in TOP_LEVEL:
             message = f"unknown key{suggest_name(key, TOP_LEVEL)}"
             yield Problem(file=entry.place.file, line=entry.place.line, field=key, message=message)
+
+
+def _read_discover(merged_table: Table) -> bool | Problem:
+    entry = merged_table.entries.get(DISCOVER)
+    if entry is None or is_null(entry.node):
+        return False
+    value = to_plain_value(entry.node)
+    if isinstance(value, bool):
+        return value
+    message = f"must be true or false, is {kind_of(value)}"
+    return Problem(file=entry.place.file, line=entry.place.line, field=DISCOVER, message=message)
 
 
 def _find_models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Problem:

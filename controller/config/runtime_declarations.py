@@ -1,5 +1,5 @@
-"""Combines what the files declare with what operators declare at run time, of which the marker `Settable` of each
-field says what a request may set; and makes models of MCP servers with a command. Pure.
+"""Combines what the files declare with what operators declare at run time and what is discovered, of which the marker
+`Settable` of each field says what a request may set; and makes models of MCP servers with a command. Pure.
 
 A request is a runtime declaration, its dry run, or a load. Where a path leads once symbolic links are resolved is not
 seen here: `controller.desired.file_source` looks.
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from contract.declarations import DeclarationKind, RuntimeDeclaration, RuntimeDeclarations
@@ -217,7 +218,9 @@ class CombinedDeclarations:
     """The files' state with the runtime declarations that are in force, and with a definition for each MCP server that
     the controller runs."""
     runtime_models: frozenset[str] = frozenset()
-    """Names of the models in force that the files do not declare."""
+    """Names of the models in force that only a runtime declaration declares."""
+    discovered_models: frozenset[str] = frozenset()
+    """Names of the models in force that nobody declares: their files lie in a models folder."""
     problems: tuple[Problem, ...] = ()
     """Why runtime declarations are left out, with secrets masked."""
 
@@ -251,11 +254,16 @@ def combine_declarations(
     declarations: RuntimeDeclarations,
     roots: ModelRoots,
     trusted: frozenset[str] = frozenset(),
+    discovered: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> CombinedDeclarations:
     """Return what files and runtime declarations declare together. A runtime declaration of a name that the files
     declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute;
-    `trusted` names the fields that runtime declarations may give any valid value. Never raises."""
-    if not declarations.models and not declarations.keys:
+    `trusted` names the fields that runtime declarations may give any valid value. Never raises.
+
+    `discovered`: fields, by name, of the models that are there without a declaration. They count where the files say
+    `discover`; one whose file or name a declaration has, or that is not valid, is left out without a problem."""
+    discovered = discovered if files.discover else {}
+    if not declarations.models and not declarations.keys and not discovered:
         return CombinedDeclarations(with_server_replicas(files))
     result = _Combination(
         request_rules(files, declarations, roots, trusted),
@@ -270,6 +278,12 @@ def combine_declarations(
     for name, declaration in declarations.keys.items():
         if name not in files.keys:
             _add_key(result, name, declaration.fields)
+    runtime_models = frozenset(result.definitions.keys() - files.definitions.keys())
+    declared_problems = list(result.problems)
+    named = {each.model_path for each in result.definitions.values()}
+    for name, fields in discovered.items():
+        if fields.get("model_path") not in named:
+            _add_model(result, name, fields)
     state = replace(
         files,
         definitions=result.definitions,
@@ -277,8 +291,10 @@ def combine_declarations(
         keys=result.keys,
         declared_keys=result.declared_keys,
     )
-    runtime_models = frozenset(result.definitions.keys() - files.definitions.keys())
-    return CombinedDeclarations(with_server_replicas(state), runtime_models, redact_problems(result.problems))
+    discovered_models = frozenset(result.definitions.keys() - files.definitions.keys() - runtime_models)
+    return CombinedDeclarations(
+        with_server_replicas(state), runtime_models, discovered_models, redact_problems(declared_problems)
+    )
 
 
 def request_rules(

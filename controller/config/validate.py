@@ -29,10 +29,12 @@ from contract.model_reference import (
 )
 from contract.status import Problem
 from contract.tools import BUILTIN_TOOLS, REPLICA_PREFIX, SEPARATOR, McpServer, ServerName, ToolLimits
+from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots, path_below, plain_path
+from controller.artifacts.read import list_gguf_models, locate_path
 from controller.config.messages import explain_errors, kind_of, meant_branch, shown_value, suggest_name
 from controller.config.yaml12 import Listing, SourcePlace, Table, is_null, known_part, place_of, to_plain_value
-from controller.engines import ENGINES, resolve_backend
+from controller.engines import BACKEND_OF_SUFFIX, ENGINES, resolve_backend
 from controller.engines.base import Engine
 from controller.engines.options import Paths, list_paths
 
@@ -202,7 +204,10 @@ def validate_models(models: Table, roots: ModelRoots) -> ValidatedModels:
     problems: list[Problem] = []
     for name, entry in models.iterate_entries():
         if not isinstance(entry.node, Table):
-            problems.append(_problem(entry.place, "a model's definition is a mapping of fields", "models", name))
+            message = "a model's definition is a mapping of fields"
+            if name in _list_known_fields():
+                message = f"`{name}` is a field: indent it below the name of its model"
+            problems.append(_problem(entry.place, message, "models", name))
             continue
         check = _ModelValidator("models", name, entry.place, entry.node, roots)
         definition = check.run()
@@ -307,6 +312,9 @@ class _ModelValidator(_Validator):
         declared_backend, path = values.get("backend"), values.get("model_path")
         if declared_backend is None:
             resolved_backend = resolve_backend(path if isinstance(path, str) else None)
+            if resolved_backend is None and isinstance(path, str) and self.is_gguf_folder(path):
+                # The model alone is refused when it is to start, in words that name the files; all others go on.
+                resolved_backend = BACKEND_OF_SUFFIX[".gguf"]
             # A source that cannot be read is a problem of its own, which the check of the common fields tells.
             if resolved_backend is None and (path is not None or values.get("source") is None):
                 backend_names = ", ".join(ENGINES)
@@ -324,13 +332,21 @@ class _ModelValidator(_Validator):
             return ENGINES[declared_backend]
         return None
 
+    def is_gguf_folder(self, path: str) -> bool:
+        """Return whether a model path leads to a folder that has GGUF files. Looks at the disk."""
+        try:
+            folder = locate_path(self.roots, path).path
+            return folder.is_dir() and bool(list_gguf_models(folder))
+        except (ArtifactError, OSError, ValueError):
+            return False
+
     def check_common_fields(self, values: Mapping[str, Any]) -> None:
         """Check what does not depend on the backend: the common fields, and fields that no backend has."""
         fields = Definition.model_fields
         self.parse_definition(
             Definition, {key: value for key, value in values.items() if key in fields and key != "backend"}
         )
-        known_fields = {each for engine in ENGINES.values() for each in engine.definition.model_fields}
+        known_fields = _list_known_fields()
         for key in values:
             if key not in known_fields:
                 self.add_problem(f"unknown field{suggest_name(key, known_fields)}", key)
@@ -379,6 +395,11 @@ class _ModelValidator(_Validator):
         except PathRefusedError as error:
             self.add_problem(str(error), *place)
             return declared_path
+
+
+def _list_known_fields() -> set[str]:
+    """Return the fields of the definitions of all backends."""
+    return {each for engine in ENGINES.values() for each in engine.definition.model_fields}
 
 
 def _describe_unknown_field(key: str, engine: Engine[Any]) -> str:

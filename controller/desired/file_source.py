@@ -21,7 +21,7 @@ from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import find_outside_link
 from controller.config.debounce import DebouncedState, LastGoodError, debounce, load_last_good, save_last_good
-from controller.config.parse import Document, ParsedFolder, parse_documents, read_documents, read_folder
+from controller.config.parse import Document, ParsedFolder, list_places, parse_documents, read_documents, read_folder
 from controller.config.runtime_declarations import PLACE, CombinedDeclarations, check_declaration, combine_declarations
 from controller.config.validate import PlacedSource, list_sources, named_path, place_source
 from controller.desired.resolve import Defaults
@@ -111,10 +111,12 @@ def _exists(models_folder: Path, path: str) -> bool:
 
 
 OnChange = Callable[[DebouncedState | None, DebouncedState, str], None]
-"""Takes what was in force before an edit (None: nothing), what is in force since, and who made the edit: `files`, or
-the name of whoever declared something at run time."""
+"""Takes what was in force before an edit (None: nothing), what is in force since, and who made the edit: `files`,
+`discover`, or the name of whoever declared something at run time."""
 FILES: Final = "files"
 """Who makes the edits that are read from files."""
+DISCOVERY: Final = "discover"
+"""Who makes the edits that follow from what lies in the models folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,10 @@ class FileSource:
     but `problems`: the last good state stays in force. `DesiredStateSource` owns it. It watches nothing: its owner says
     when to read. Call `recover_last_good` before the first `read_files`."""
 
+    def list_places(self) -> dict[str, str]:
+        """Return what `list_places` of controller.config.parse returns for the files as last read."""
+        return list_places(self._documents.values())
+
     def __init__(
         self, options: DesiredOptions, state_folder: Path, clock: Callable[[], float], on_change: OnChange
     ) -> None:
@@ -157,6 +163,7 @@ class FileSource:
         self.from_files: DebouncedState | None = None
         """What the files declare, as last valid; None: no valid files were ever read."""
         self._declarations = RuntimeDeclarations()
+        self._discovered: Mapping[str, Mapping[str, Any]] = {}
         self._combined: CombinedDeclarations | None = None
         self.generation = 0
         """Counts the states that came into force."""
@@ -190,6 +197,11 @@ class FileSource:
         return self._combined.runtime_models if self._combined is not None else frozenset()
 
     @property
+    def discovered_models(self) -> frozenset[str]:
+        """Names of the models in force that nobody declares: their files lie in a models folder."""
+        return self._combined.discovered_models if self._combined is not None else frozenset()
+
+    @property
     def declaration_problems(self) -> tuple[Problem, ...]:
         """Why runtime declarations are not in force, with secrets masked; empty: all are in force, or have no effect
         because the files declare their names."""
@@ -204,11 +216,18 @@ class FileSource:
         self._combine()
         self._follow_change(previous, actor)
 
+    def set_discovered(self, discovered: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put these discovered models, fields by name, into force in place of the earlier ones, if the files say
+        `discover`. `on_change` is called before the return where the declared state differs."""
+        previous, self._discovered = self.in_force, discovered
+        self._combine()
+        self._follow_change(previous, DISCOVERY)
+
     def _combine(self) -> None:
         if self.from_files is not None:
             before = self.declaration_problems
             self._combined = combine_declarations(
-                self.from_files, self._declarations, self._options.roots, self._options.trusted
+                self.from_files, self._declarations, self._options.roots, self._options.trusted, self._discovered
             )
             for problem in self._combined.problems if self._combined.problems != before else ():
                 log.error("%s", problem)
@@ -264,7 +283,14 @@ class FileSource:
 
     def _save_last_good(self, state: DebouncedState) -> None:
         try:
-            save_last_good(self._state_folder, state.declared_models, state.declared_keys, self._clock(), state.tools)
+            save_last_good(
+                self._state_folder,
+                state.declared_models,
+                state.declared_keys,
+                self._clock(),
+                state.tools,
+                state.discover,
+            )
             self.is_last_good_saved = True
         except OSError as error:
             log.warning("the last good state is not stored, so a restart would not know it: %s", error)
@@ -286,8 +312,9 @@ class FileSource:
 
 
 def _differ(before: DebouncedState, after: DebouncedState) -> bool:
-    return (before.declared_models, before.declared_keys, before.tools.declared) != (
+    return (before.declared_models, before.declared_keys, before.tools.declared, before.discover) != (
         after.declared_models,
         after.declared_keys,
         after.tools.declared,
+        after.discover,
     )

@@ -34,6 +34,8 @@ class DeclaredModel:
     """Unix time since when the files declare a model of this name, with any fields; None: same as `declared_since`."""
     is_runtime_declared: bool = False
     """Whether an operator declared the model at run time, and the files do not."""
+    is_discovered: bool = False
+    """Whether nobody declared the model: its file lies in a models folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def _resolve_model(
         drain_ends=statement.kind != "unload" and not is_evicted,
         in_files=entry.definition,
         is_runtime_declared=entry.is_runtime_declared,
+        is_discovered=entry.is_discovered,
         params=params,
     )
 
@@ -181,12 +184,12 @@ def _statement(
 ) -> tuple[Statement, bool]:
     definition = entry.definition
     if override is not None and override.action == "load":
-        return Statement("load", override.at, f"loaded by {override.actor}"), True
+        return Statement("load", override.at, f"load ordered by {override.actor}"), True
     # Demand from before an unload was dropped with it.
     has_demand = definition.autoload and demanded_at is not None
     if override is not None and (override.hold or not has_demand):
         reload_words = "; the next request loads it" if definition.autoload and not override.hold else ""
-        return Statement("unload", override.at, f"unloaded by {override.actor}{reload_words}"), False
+        return Statement("unload", override.at, f"unload ordered by {override.actor}{reload_words}"), False
     if definition.autoload and demanded_at is not None:
         return Statement("autoload", demanded_at, "autoload: a request asked for it"), True
     if definition.autoload and eviction is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from pydantic import JsonValue
+
 from contract.declarations import DeclarationKind, RuntimeDeclaration, RuntimeDeclarations
 from contract.override import Evicted, Override, ended_fields, restate_override
 from contract.routing import GatewayReport, Stamp
@@ -38,12 +40,14 @@ Change = Mapping[str, object]
 STORED_FIELD_WORDS: Final[Mapping[str, str]] = {
     "paused": "whether it is paused",
     "declarations": "models and keys that operators declared",
+    "discovered": "which model files were found",
     "overrides": "loads, unloads and resets by operators",
     "demand": "which models requests asked for",
     "rested": "which models made room for others",
     "loaded_once": "which models were loaded before",
     "ready_since": "since when replicas are ready",
     "first_declared_at": "when models were declared",
+    "keys_used": "when API keys were last used",
     "attempts": "which names replicas had",
 }
 """Fields of `StoredState`, in the words of `list_unsaved`."""
@@ -261,6 +265,7 @@ class DesiredCallbacks:
 
 
 NO_CALLBACKS: Final = DesiredCallbacks()
+KEYS_STORED_EVERY_S: Final = 60.0
 
 
 class DesiredStateSource:
@@ -285,10 +290,12 @@ class DesiredStateSource:
         self._trusted = options.trusted
         self._defaults = options.defaults
         self._clock = clock
+        self._keys_stored_at = float("-inf")
         self._persistence = StatePersistence(store)
         self.demand = DemandLedger(self._persistence, clock)
         self.file_source = FileSource(options, store.folder, clock, self._follow_edit)
         self.file_source.set_declarations(self._persistence.state.declarations, FILES)
+        self.file_source.set_discovered(self._persistence.state.discovered)
 
     @property
     def revision(self) -> int:
@@ -327,6 +334,7 @@ class DesiredStateSource:
                 self.file_source.declared_since(name),
                 stored.first_declared_at.get(name),
                 is_runtime_declared=name in self.file_source.runtime_models,
+                is_discovered=name in self.file_source.discovered_models,
             )
             for name, definition in in_force.definitions.items()
         }
@@ -459,6 +467,23 @@ class DesiredStateSource:
             for name in names:
                 self._callbacks.on_superseded(kind, name)
 
+    @property
+    def is_discovering(self) -> bool:
+        """Whether the desired-state files in force say `discover: true`, so that each model file which no declaration
+        names is declared; False also before any files could be read."""
+        return self.file_source.from_files is not None and self.file_source.from_files.discover
+
+    def set_discovered(self, discovered: Mapping[str, Mapping[str, JsonValue]]) -> bool:
+        """Put these models that were found in the models folders, fields by name, into force in place of those found
+        before, and keep them for the next controller, which must not stop their engines before it has looked. Return
+        whether they differ from those before. `on_edit` is called before the return. Blocks for a write."""
+        found = {name: dict(fields) for name, fields in discovered.items()}
+        if found == self.stored_state.discovered:
+            return False
+        self._persistence.update_state({"discovered": found})
+        self.file_source.set_discovered(found)
+        return True
+
     # Overrides and demand.
 
     def get_override(self, name: str) -> Override | None:
@@ -530,6 +555,14 @@ class DesiredStateSource:
         wanted, and the Unix time by replica name since when each replica is ready. Blocks for a write to the state
         folder; a failed write raises nothing."""
         self._persistence.update_state({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
+
+    def remember_keys_used(self, keys_used: Mapping[str, float]) -> None:
+        """Store the Unix time of the last use of each API key, in place of what was stored before. Call it often: it
+        writes once a minute at most. Blocks for the write; a failed write raises nothing."""
+        now = self._clock()
+        if keys_used != self.stored_state.keys_used and not 0 <= now - self._keys_stored_at < KEYS_STORED_EVERY_S:
+            self._keys_stored_at = now
+            self._persistence.update_state({"keys_used": dict(keys_used)})
 
     def list_unsaved(self) -> list[str]:
         """Return a phrase for each part of the stored state, and of what the files declared, that could not be

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Protocol
+
+from pydantic import JsonValue
 
 from contract.downloads import LONGEST_RANGE, Inspection, RangeOrder, RemoteFile
 from contract.errors import RoundhouseError
@@ -184,11 +186,12 @@ _MOST_TOLD: Final = 3
 @dataclass(frozen=True, slots=True)
 class ModelPaths:
     """Paths below the models folder that the definition of a downloaded model names. `projector` None: the model has
-    none. `backend` None: the files decide which backend serves them."""
+    none. `backend` None: the files decide which backend serves them. `options`: further fields of the definition."""
 
     main: str
     projector: str | None = None
     backend: str | None = None
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 class UnknownModelError(Exception):
@@ -198,13 +201,13 @@ class UnknownModelError(Exception):
 def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = NAME) -> DesiredModel:
     """Return the model of these files with default options and the given name, with replicas on `gpus` GPUs (0: in main
     memory). `roots` are absolute. Raises UnknownModelError if no backend serves the files without further options."""
-    fields: dict[str, Any] = {"model_path": paths.main, "gpus": gpus}
+    fields: dict[str, Any] = {"model_path": paths.main, "gpus": gpus, **paths.options}
     backend = paths.backend or resolve_backend(paths.main)
     if backend is None:
         raise UnknownModelError("the files do not tell which backend serves them; name it with `--backend`")
     fields["backend"] = backend
-    if paths.projector is not None and (field := _PROJECTOR_FIELDS.get(backend)) is not None:
-        fields[field] = paths.projector
+    if paths.projector is not None and (projector_field := _PROJECTOR_FIELDS.get(backend)) is not None:
+        fields[projector_field] = paths.projector
     models = with_place({name: fields}, _PLACE)
     assert isinstance(models, Table)
     validated = validate_models(models, roots)
@@ -217,7 +220,7 @@ def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = 
 def _explain(backend: str, problems: Sequence[str]) -> str:
     if backend not in ENGINES:
         return f"there is no backend {backend!r:.100}; there are {', '.join(ENGINES)}"
-    return f"{backend} needs more than a download tells: {'; '.join(problems)}"
+    return f"{backend} needs more than the files tell: {'; '.join(problems)}"
 
 
 def forecast_memory(
@@ -322,6 +325,83 @@ class _Forecaster:
         return estimate_model(model, {path: self._artifacts[path] for path in paths if path in self._artifacts})
 
 
+MARGIN_MIB: Final = 1024
+"""MiB that an engine is taken to need beside a model's files, where nothing else is known, and a tenth of their size:
+cache, buffers, the driver's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """The room of one device: a GPU, or main memory. Sizes are MiB."""
+
+    label: str | None
+    """Label of the GPU; None: main memory."""
+    total: int
+    free: int
+    """Free now."""
+    free_alone: int
+    """Free once no model of Roundhouse is loaded."""
+    beside: tuple[str, ...] = ()
+    """Names of the models that are loaded there."""
+    is_mig: bool = False
+
+
+def measure_rooms(observed: ObservedState) -> list[DeviceRoom]:
+    """Return the room of each GPU that can be read, and of main memory if its size is known."""
+    ledger = ClaimLedger.of(observed)
+    alone = ledger.copy_without_replicas(_claiming(observed), observed)
+    rooms = []
+    for gpu in observed.gpus or ():
+        used_alone = max(alone.claimed_on(gpu.uuid), gpu.used_mib - alone.released_on(gpu.uuid))
+        rooms.append(
+            DeviceRoom(
+                gpu.label,
+                gpu.total_mib,
+                max(0, gpu.total_mib - max(ledger.claimed_on(gpu.uuid), gpu.used_mib)),
+                max(0, gpu.total_mib - used_alone),
+                tuple(sorted(ledger.models_by_gpu.get(gpu.uuid, ()))),
+                gpu.mig is not None,
+            )
+        )
+    if observed.host_mib is not None:
+        free, free_alone = (max(0, observed.host_mib - each.claimed_on(HOST)) for each in (ledger, alone))
+        beside = tuple(sorted(ledger.models_by_gpu.get(HOST, ())))
+        rooms.append(DeviceRoom(None, observed.host_mib, free, free_alone, beside))
+    return rooms
+
+
+def forecast_size(size: int, rooms: Sequence[DeviceRoom], why_no_gpus: str | None = None) -> MemoryForecast:
+    """Return about the memory that a model with files of `size` bytes takes, and where it fits, as `forecast_memory`
+    does, without a look into the files: their size, a tenth of it, and `MARGIN_MIB`. `rooms`: see `measure_rooms`;
+    empty: nothing is known of them. `why_no_gpus`: as in `summarize_fits`."""
+    if not rooms:
+        return _unknown(None, why_no_gpus or "the controller has not made its first observation yet")
+    needed = -(-size * 11 // (10 * 2**20)) + MARGIN_MIB
+    fits = [_judge_rooms(needed, (room,)) for room in rooms if room.label is not None]
+    if not any(fit.fits_alone for fit in fits):
+        largest = sorted((each for each in rooms if each.label is not None and not each.is_mig), key=lambda e: -e.total)
+        together = (_judge_rooms(needed, largest[:count]) for count in range(2, len(largest) + 1))
+        fits.extend([each for each in together if each.fits_alone][:1])
+    fits.extend(_judge_rooms(needed, (room,)) for room in rooms if room.label is None)
+    return MemoryForecast(summary=f"about {needed} MiB; {summarize_fits(fits, why_no_gpus)}", devices=fits)
+
+
+def _judge_rooms(needed: int, rooms: Sequence[DeviceRoom]) -> DeviceFit:
+    """Return whether a replica fits on these GPUs together, in equal parts, or in main memory."""
+    each = -(-needed // len(rooms))
+    free = min(room.free for room in rooms)
+    return DeviceFit(
+        gpus=sorted(room.label for room in rooms if room.label is not None),
+        needed_mib=each,
+        free_mib=free,
+        total_mib=min(room.total for room in rooms),
+        fits=each <= free,
+        fits_alone=all(each <= room.free_alone for room in rooms),
+        beside=sorted({name for room in rooms for name in room.beside}),
+        reason=None if each <= free else f"{free} of {min(room.total for room in rooms)} MiB are free",
+    )
+
+
 def _claiming(observed: ObservedState) -> list[Any]:
     """Return the replicas whose claims are in the ledger of an observation."""
     return [
@@ -336,6 +416,12 @@ def _free_mib(key: str, observed: ObservedState, ledger: ClaimLedger) -> int | N
     if gpu is not None:
         return max(0, gpu.total_mib - max(ledger.claimed_on(key), gpu.used_mib))
     return None if observed.host_mib is None else max(0, observed.host_mib - ledger.claimed_on(HOST))
+
+
+def choose_gpu_count(forecast: MemoryForecast) -> int:
+    """Return the smallest number of GPUs on which one replica fits, now or without the models that are loaded now; 0:
+    it fits on none, or it is not known whether it does."""
+    return min((len(fit.gpus) for fit in forecast.devices if fit.gpus and (fit.fits or fit.fits_alone)), default=0)
 
 
 def summarize_fits(fits: Sequence[DeviceFit], why_no_gpus: str | None = None) -> str:

@@ -14,12 +14,27 @@ from typing import Final, Protocol
 
 from pydantic import JsonValue
 
-from contract.downloads import FINAL_STATES, Download, DownloadOrder, Inspection, Removal
+from contract.downloads import FINAL_STATES, Download, DownloadOrder, Inspection, Removal, SearchOrder
 from contract.errors import RoundhouseError
-from contract.model_files import InspectedModel, MemoryForecast, ModelDownloadOrder, OrderedDownload
+from contract.model_files import (
+    InspectedModel,
+    MemoryForecast,
+    ModelDownloadOrder,
+    ModelSearch,
+    OfferedModel,
+    OfferedRepository,
+    OrderedDownload,
+)
 from contract.model_reference import InvalidReferenceError, ModelReference, parse_reference, suggest_model_name
 from controller.artifacts.model_roots import ModelRoots
-from controller.downloads.forecast import ModelPaths, forecast_memory, read_remote_artifacts
+from controller.downloads.forecast import (
+    ModelPaths,
+    choose_gpu_count,
+    forecast_memory,
+    forecast_size,
+    measure_rooms,
+    read_remote_artifacts,
+)
 from controller.downloads.transfers_client import TransfersClient
 from controller.journal import EventLog
 from controller.redaction import mask_text
@@ -40,12 +55,6 @@ def build_fields(inspection: Inspection, forecast: MemoryForecast) -> dict[str, 
     if (gpus := choose_gpu_count(forecast)) > 0:
         fields["gpus"] = gpus
     return fields
-
-
-def choose_gpu_count(forecast: MemoryForecast) -> int:
-    """Return the smallest number of GPUs on which one replica fits, now or without the models that are loaded now; 0:
-    it fits on none, or it is not known whether it does."""
-    return min((len(fit.gpus) for fit in forecast.devices if fit.gpus and (fit.fits or fit.fits_alone)), default=0)
 
 
 _LOOKED_BACK: Final = 500
@@ -186,6 +195,28 @@ class DownloadService:
         permission = self._get_permission()
         if not permission.is_allowed:
             raise RoundhouseError("downloads_disabled", f"Models are not downloaded here: {permission.reason}.")
+
+    async def search_models(self, order: SearchOrder) -> ModelSearch:
+        """Return models of the hub whose names have the order's words, and about where each fits. Whether one is here
+        is not looked up. Raises RoundhouseError `downloads_disabled`, `transfers_unreachable`, or an error that
+        `transfers` answers with (`source_…`)."""
+        self.check_allowed()
+        found = await self._transfers.search(order)
+        observed = self._get_observed()
+        rooms = [] if observed is None else measure_rooms(observed)
+        why_no_gpus = "the GPUs cannot be read now" if observed is not None and observed.gpus is None else None
+        return ModelSearch(
+            repositories=[
+                OfferedRepository(
+                    **each.model_dump(exclude={"choices"}),
+                    choices=[
+                        OfferedModel(**dict(choice), forecast=forecast_size(choice.size, rooms, why_no_gpus))
+                        for choice in each.choices
+                    ],
+                )
+                for each in found.repositories
+            ]
+        )
 
     async def inspect_model(self, order: ModelDownloadOrder) -> InspectedModel:
         """Return what a reference resolves to now, the memory that its model will take, and where it fits. Heads of
@@ -384,12 +415,12 @@ class SourceDownloads:
     """The `SourceDownloader` of a controller: its downloads are those of the admin API."""
 
     def __init__(
-        self, downloads: DownloadService, *, refresh: Callable[[], Awaitable[None]], wake: Callable[[], None]
+        self, downloads: DownloadService, *, look_for_source: Callable[[str], Awaitable[bool]], wake: Callable[[], None]
     ) -> None:
-        """`refresh` looks for the files of all sources again. `wake` wakes the reconciler, for each twentieth of a
-        download."""
+        """`look_for_source` looks for the files of all sources again, and returns whether those of the given one are
+        here. `wake` wakes the reconciler, for each twentieth of a download."""
         self._downloads = downloads
-        self._refresh = refresh
+        self._look_for_source = look_for_source
         self._wake = wake
         self._ids: dict[str, str] = {}
 
@@ -402,8 +433,11 @@ class SourceDownloads:
 
     async def download_source(self, source: str) -> None:
         """Order a source as `ACTOR`, or join a download of it that is under way, and return when the desired state has
-        the paths of its files. Cancelling the call does not end the download. Raises SourceDownloadError if the
-        download cannot be ordered, fails or is cancelled."""
+        the paths of its files. Where they are here already, by a download that somebody else ordered, nothing is
+        ordered. Cancelling the call does not end the download. Raises SourceDownloadError if the download cannot be
+        ordered, fails or is cancelled."""
+        if await self._look_for_source(source):
+            return
         try:
             ordered = await self._downloads.order_plain(source, actor=ACTOR)
             self._ids[source] = ordered.id
@@ -416,7 +450,7 @@ class SourceDownloads:
             raise SourceDownloadError("its download was cancelled")
         if ended.state == "failed":
             raise SourceDownloadError("its download failed" if ended.error is None else ended.error.message)
-        await self._refresh()
+        await self._look_for_source(source)
 
     async def cancel_source(self, source: str) -> None:
         """End the download of a source that `download_source` waits for; do nothing if there is none. Raises

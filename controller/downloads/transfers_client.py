@@ -18,10 +18,12 @@ from contract.downloads import (
     Download,
     DownloadList,
     DownloadOrder,
+    FoundModels,
     Inspection,
     RangeOrder,
     Removal,
     RemovalOrder,
+    SearchOrder,
 )
 from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 
@@ -64,6 +66,12 @@ class TransfersClient:
         not answer within 90 s, or its answer cannot be read; or an error that it answers with (`reference_invalid`,
         `source_…`, `models_…`)."""
         return _parse(Inspection, (await self._exchange("POST", "/inspect", order, SOURCE_S))[1])
+
+    async def search(self, order: SearchOrder) -> FoundModels:
+        """Return models of the hub whose names have the order's words. Raises RoundhouseError: `transfers_unreachable`
+        if `transfers` does not answer within 90 s, or its answer cannot be read; or an error that it answers with
+        (`source_…`)."""
+        return _parse(FoundModels, (await self._exchange("POST", "/search", order, SOURCE_S))[1])
 
     async def read_range(self, order: RangeOrder) -> bytes:
         """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises

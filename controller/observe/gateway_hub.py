@@ -79,11 +79,13 @@ class GatewayHub:
         clock: Callable[[], float],
         on_link: Callable[[str, bool], None] = lambda *_: None,
         place: GatewayPlace | None = None,
+        keys_used: Mapping[str, float] | None = None,
     ) -> None:
         """Start without a table and without gateways. `instance` and `epoch` go into every table; the epoch must be
         greater than that of any earlier controller. `wake` wakes the reconciler. `clock` returns Unix time in seconds.
         `on_link(gateway_id, connected)` is called when a gateway's first link opens (True) and when its last one has
-        ended (False). `place` None: nobody had the place before, and nobody is told who has it."""
+        ended (False). `place` None: nobody had the place before, and nobody is told who has it. `keys_used`: what
+        `keys_used` of the controller before was; None: not known."""
         self._on_link = on_link
         self._place = place or GatewayPlace()
         self._former = None if self._place.last is None else PlaceHolder(self._place.last, clock(), None)
@@ -98,6 +100,9 @@ class GatewayHub:
         self._links: dict[str, int] = {}
         self._views: dict[str, GatewayView] = {}
         self._last_used: dict[str, float] = {}
+        self.keys_used: Mapping[str, float] | None = keys_used
+        """Unix time, cut to the minute, of the last use of each API key of the table, over the reports of all gateways
+        and over restarts. Keys that were never seen are absent. None: not known, since no gateway has reported it."""
         self._table_changed = asyncio.Event()
         self._applied_changed = asyncio.Event()
         """Set, and replaced, where `_is_applied` may have changed."""
@@ -136,9 +141,11 @@ class GatewayHub:
         """Make these routes, keys, tools and servers the current table, wake every waiting call of `wait_for_table`,
         and return the current table's stamp. Does not wait for gateways; see `wait_until_applied`. The table also names
         the gateways that are refused now. If they equal the current table, it stays in force with its stamp, and
-        nothing is sent to gateways. The last use of models that are not among `models` is forgotten."""
-        names = {route.name for route in models}
+        nothing is sent to gateways. The last use of models and keys that are not among these is forgotten."""
+        names, key_names = {route.name for route in models}, {key.name for key in keys}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
+        if self.keys_used is not None:
+            self.keys_used = {name: at for name, at in self.keys_used.items() if name in key_names}
         content: dict[str, object] = {"models": models, "keys": keys, "tools": tools, "mcp_servers": mcp_servers}
         content["refused_gateways"] = refused_gateways = self.refusals
         if self.table is not None and all(getattr(self.table, name) == each for name, each in content.items()):
@@ -189,9 +196,9 @@ class GatewayHub:
         return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
 
     def take_report(self, report: GatewayReport) -> None:
-        """Store a gateway's report, which replaces its previous one, and note when its models were last used. Wakes the
-        reconciler if the gateway is new or was lost, or if the report changes what is decided. Blocks for a write to
-        the state folder if an earlier write of the accepted process failed."""
+        """Store a gateway's report, which replaces its previous one, and note when its models and keys were last used.
+        Wakes the reconciler if the gateway is new or was lost, or if the report changes what is decided. Blocks for a
+        write to the state folder if an earlier write of the accepted process failed."""
         previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
         if previous_view is None:
@@ -202,6 +209,10 @@ class GatewayHub:
         for name, at in report.last_used.items():
             # Never in the future: a clock may have been set back.
             self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
+        if report.keys_used is not None:
+            known = dict(self.keys_used or {})
+            used = {name: _cut_to_minute(min(now, at)) for name, at in report.keys_used.items()}
+            self.keys_used = known | {name: max(at, known.get(name, at)) for name, at in used.items()}
         self._tell_applied_change()
         if (
             previous_view is None
@@ -314,6 +325,10 @@ class GatewayHub:
     def _is_succeeded(self, process: GatewayProcess) -> bool:
         connected = (process_of(view.report) for view in self._views.values() if view.lost_at is None)
         return any(each.id == process.id and each.epoch > process.epoch for each in connected)
+
+
+def _cut_to_minute(at: float) -> float:
+    return at // 60 * 60
 
 
 def _changes_decision(previous: GatewayReport, report: GatewayReport) -> bool:
@@ -482,7 +497,7 @@ class RemoteHealth:
         errors, retries = self.list_errors(), self.list_retries()
         for name, error in errors.items():
             if name not in self._known_errors or error != self._known_errors[name]:
-                log.info("remote model %s: %s", name, error or "well")
+                log.info("remote model %s: %s", name, error or "healthy")
         if (errors, retries) != (self._known_errors, self._known_retries):
             self._known_errors, self._known_retries = errors, retries
             self._wake()

@@ -17,7 +17,7 @@ without room says why.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -88,11 +88,12 @@ def decide_evictions(
     desired_on_demand = _request_reloads(desired, observed)
     reload_names = tuple(name for name, model in desired_on_demand.models.items() if model is not desired.models[name])
     alive_by_model, pending_names = alive_replicas(observed), pending_models(observed)
-    candidates = {
-        name: candidate
+    evictable = [
+        candidate
         for name, model in desired_on_demand.models.items()
         if (candidate := candidate_of(model, alive_by_model.get(name, ()), observed, now, pending_names)) is not None
-    }
+    ]
+    candidates = {each.name: each for each in sorted(evictable, key=lambda each: each.eviction_order(now))}
     missing_indices = missing_replicas(desired_on_demand, observed)
     if not missing_indices and not candidates:
         return EvictionDecision(desired_on_demand, reload_requested=reload_names)
@@ -158,6 +159,7 @@ class RoomAllocator:
     observed: ObservedState
     now: float
     candidates: dict[str, EvictionCandidate]
+    """By model name, in the order of `eviction_order`: the first is evicted first."""
     missing_indices: Mapping[str, tuple[int, ...]]
     current_ledger: ClaimLedger
     """Claims of what runs or starts now."""
@@ -279,26 +281,23 @@ class RoomAllocator:
         return claims_list
 
     def _make_room(self, model: DesiredModel) -> None:
-        excluded_names = self.evicted.keys() | self.room_holders.keys() | {model.name}
-        unordered = [each for name, each in self.candidates.items() if name not in excluded_names]
-        candidates = sorted(unordered, key=lambda each: each.eviction_order(self.now))
-        if self._choose_victims(model, candidates) is None:
-            self._wait_for_others(model, candidates)
+        if self._choose_victims(model, self._candidates_for(model)) is None:
+            self._wait_for_others(model)
             return
         traffic = self.observed.traffic.get(model.name, UNUSED)
         since = traffic.waits_since or model.statement.since
         starves_at = since + self.desired.swap_wait_s
         is_starving = self.now >= starves_at
-        evictable_now = [
+        evictable_now = (
             each
-            for each in candidates
+            for each in self._candidates_for(model)
             if self.now >= each.stays_until and (not each.is_busy or (is_starving and each.has_known_traffic))
-        ]
+        )
         victims = self._choose_victims(model, evictable_now)
         if victims is None:
-            self._wait_for_candidates(model, candidates, starves_at)
+            self._wait_for_candidates(model, starves_at)
             if is_starving:
-                self._hold_room(model, self._choose_victims(model, candidates) or ())
+                self._hold_room(model, self._choose_victims(model, self._candidates_for(model)) or ())
         elif not self._is_start_checked(model, victims):
             self.wait_reasons[model.name] = f"{WAITING_FOR_ROOM}: whether it can be started is being checked"
         else:
@@ -306,6 +305,12 @@ class RoomAllocator:
                 self.evicted[each.name] = (since, f"makes room for {model.name}")
             self.wait_reasons[model.name] = explain_leaving(replica for each in victims for replica in each.replicas)
             self._hold_room(model, victims)
+
+    def _candidates_for(self, model: DesiredModel) -> Iterator[EvictionCandidate]:
+        """Yield the candidates that may go for the model, whose room nobody has got yet, in the order of eviction."""
+        for name, each in self.candidates.items():
+            if name not in self.evicted and name not in self.room_holders and name != model.name:
+                yield each
 
     def _is_start_checked(self, model: DesiredModel, victims: Iterable[EvictionCandidate]) -> bool:
         """Whether a preflight says that the model can be started. While a victim is already leaving, an overdue
@@ -323,7 +328,7 @@ class RoomAllocator:
         placement = self._place_missing(model, self.future_ledger)
         self._claim_room(model, () if isinstance(placement, NoRoom) else placement)
 
-    def _wait_for_others(self, model: DesiredModel, candidates: Iterable[EvictionCandidate]) -> None:
+    def _wait_for_others(self, model: DesiredModel) -> None:
         """Let the model wait for replicas that leave slowly, if they make room, or else for models that are being
         loaded, if their eviction can make room later. Otherwise no wait is noted, and the plan says what is missing."""
         later_ledger = self.future_ledger.copy_without_replicas(self.slowly_leaving, self.observed)
@@ -334,7 +339,7 @@ class RoomAllocator:
             self.wait_reasons[model.name] = explain_leaving(self.slowly_leaving)
             return
         claims = (claims for each in self.coming_claims.values() for claims in each)
-        last_ledger = self._ledger_without(candidates, later_ledger)
+        last_ledger = self._ledger_without(self._candidates_for(model), later_ledger)
         if not isinstance(self._place_missing(model, last_ledger), NoRoom):
             self.wait_reasons[model.name] = explain_leaving(self.slowly_leaving)
         elif not isinstance(self._place_missing(model, last_ledger.copy_without(claims)), NoRoom):
@@ -344,9 +349,8 @@ class RoomAllocator:
             names = _join_names(sorted(set(self.room_holders.values())))
             self.wait_reasons[model.name] = f"{WAITING_FOR_ROOM}: {names} comes first"
 
-    def _wait_for_candidates(
-        self, model: DesiredModel, candidates: Sequence[EvictionCandidate], starves_at: float
-    ) -> None:
+    def _wait_for_candidates(self, model: DesiredModel, starves_at: float) -> None:
+        candidates = list(self._candidates_for(model))
         blockers = self._choose_victims(model, candidates) or ()
         busy_candidates = [each for each in blockers if each.is_busy]
         reason = "in use" if busy_candidates else "loaded only just now"
@@ -358,15 +362,16 @@ class RoomAllocator:
             self.wake_times.append(starves_at)
 
     def _choose_victims(
-        self, model: DesiredModel, candidates: Sequence[EvictionCandidate]
+        self, model: DesiredModel, candidates: Iterable[EvictionCandidate]
     ) -> Collection[EvictionCandidate] | None:
         """Return the first candidates whose eviction makes room, without those that need not go. None: evicting all of
         them does not make room."""
-        for count in range(1, len(candidates) + 1):
-            victims = list(candidates[:count])
+        victims: list[EvictionCandidate] = []
+        for last in candidates:
+            victims.append(last)
             if isinstance(self._place_missing(model, self._ledger_without(victims)), NoRoom):
                 continue
-            for each in reversed(candidates[: count - 1]):
+            for each in victims[-2::-1]:
                 fewer_victims = [other for other in victims if other is not each]
                 if not isinstance(self._place_missing(model, self._ledger_without(fewer_victims)), NoRoom):
                     victims = fewer_victims

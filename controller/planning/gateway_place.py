@@ -4,7 +4,8 @@ A controller works with one gateway: two would each fill an engine's slots, and 
 responses that the other does not know. Whoever asks second is refused, with the reason.
 
 Invariant: of all processes that the place was given to and that are not seen or said to be gone, at most one takes new
-requests. The others drain, or their link has ended.
+requests. The others drain, or are about to because a later start of the same gateway takes over, or their link has
+ended.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def find_rival(claim: GatewayReport, holders: Iterable[PlaceHolder], now: float)
     `now`: Unix time in seconds.
 
     A holder gives way to its own process, and when its own process is seen gone. To another start of the same gateway
-    it gives way if the older of the two drains, or if the holder is older and its link has ended, unless its process is
-    seen alive: two processes of one gateway that both take requests have a copied state folder. Otherwise it gives way
-    when its link has ended `PLACE_KEPT_S` (30 s) ago.
+    it gives way if the older of the two drains, if it is the older and the claim takes over, or if it is the older and
+    its link has ended, unless its process is seen alive: two processes of one gateway that both take requests have a
+    copied state folder. Otherwise it gives way when its link has ended `PLACE_KEPT_S` (30 s) ago.
     """
     return next((holder for holder in holders if not _gives_way(holder, claim, now)), None)
 
@@ -58,7 +59,7 @@ def _gives_way(holder: PlaceHolder, claim: GatewayReport, now: float) -> bool:
         return True
     if holder.process.id == process.id:
         is_older = holder.process.epoch < process.epoch
-        if holder.is_draining if is_older else claim.draining:
+        if holder.is_draining or claim.takes_over if is_older else claim.draining:
             return True
         if is_older and holder.lost_at is not None and holder.is_alive is None:
             return True

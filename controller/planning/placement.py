@@ -35,6 +35,17 @@ NAMED = 3
 """Maximum number of processes that a reason names; the others are counted."""
 
 
+def advise_smaller(change: str) -> str:
+    """Return what to do about a model that takes more memory than there is. `change`: what to change in its
+    definition, as a command."""
+    return f"{change}, or take a smaller model"
+
+
+def explain_oversize(mib: int, limit_mib: int) -> str:
+    """Return, as the second half of a sentence, that a model declares more main memory than engines may take."""
+    return f"declares {mib} MiB of main memory, and engines may use {limit_mib} MiB"
+
+
 @dataclass(slots=True)
 class ClaimLedger:
     """Claims on GPUs and main memory, as they add up while one plan is made. All sizes are MiB.
@@ -226,7 +237,7 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     the least room that is still enough.
     """
     requirement = requirement_of(model, observed)
-    host_claims = _claim_main_memory(requirement, observed, ledger)
+    host_claims = _claim_main_memory(model, requirement, observed, ledger)
     if model.gpu_count == 0:
         return host_claims if isinstance(host_claims, NoRoom) else Placement(host_claims)
     if observed.gpus is None:
@@ -261,7 +272,7 @@ def _place_on_gpus(
         ),
     )
     if len(fitting_gpus) < model.gpu_count:
-        return _explain_no_room(model.gpu_count, requirement, allowed_gpus, observed, ledger)
+        return _explain_no_room(model, requirement, allowed_gpus, observed, ledger)
     if isinstance(host_claims, NoRoom):
         return host_claims
     chosen_gpus = sorted(fitting_gpus[: model.gpu_count], key=lambda gpu: gpu.index)
@@ -289,7 +300,7 @@ def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
 
 
 def _claim_main_memory(
-    requirement: Requirement, observed: ObservedState, ledger: ClaimLedger
+    model: DesiredModel, requirement: Requirement, observed: ObservedState, ledger: ClaimLedger
 ) -> dict[str, int] | NoRoom:
     needed_mib = requirement.host_mib
     if needed_mib is None:
@@ -299,7 +310,9 @@ def _claim_main_memory(
         free_mib = max(0, total_mib - ledger.claimed_on(HOST))
         reason = f"needs {needed_mib} MiB of main memory; free: {free_mib} of the {total_mib} MiB that engines may take"
         if needed_mib > total_mib:
-            reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+            change = "declare a smaller context" if model.memory_mib is None else "lower `memory_mib`"
+            change += ", raise ROUNDHOUSE_ENGINES_MEMORY_MIB" if observed.is_host_limited else ""
+            reason = f"{reason}: {advise_smaller(change)}"
         return NoRoom(reason)
     return {HOST: needed_mib}
 
@@ -365,11 +378,15 @@ def _fits(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> bool:
 
 
 def _explain_no_room(
-    count: int, requirement: Requirement, allowed_gpus: list[Gpu], observed: ObservedState, ledger: ClaimLedger
+    model: DesiredModel,
+    requirement: Requirement,
+    allowed_gpus: list[Gpu],
+    observed: ObservedState,
+    ledger: ClaimLedger,
 ) -> NoRoom:
-    reason = _shortage_text(count, requirement, allowed_gpus, ledger)
+    reason = _shortage_text(model, requirement, allowed_gpus, ledger)
     promised_gpus = [gpu for gpu in allowed_gpus if _fits(requirement, replace(gpu, used_mib=0), ledger)]
-    if len(promised_gpus) < count:
+    if len(promised_gpus) < model.gpu_count:
         return NoRoom(reason)
     running_names = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
     gpu_holders = [
@@ -384,7 +401,8 @@ def _explain_no_room(
     )
 
 
-def _shortage_text(count: int, requirement: Requirement, allowed_gpus: list[Gpu], ledger: ClaimLedger) -> str:
+def _shortage_text(model: DesiredModel, requirement: Requirement, allowed_gpus: list[Gpu], ledger: ClaimLedger) -> str:
+    count = model.gpu_count
     rooms = ", ".join(
         f"GPU {gpu.label} has {max(0, _free_mib(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed_gpus
     )
@@ -397,6 +415,8 @@ def _shortage_text(count: int, requirement: Requirement, allowed_gpus: list[Gpu]
     shortage = f"needs {max(needed_mib.values())} MiB{share_text} on each of {_gpu_count_text(count)}; free: {rooms}"
     if sum(gpu.total_mib >= needed_mib[gpu.uuid] for gpu in allowed_gpus) >= count:
         return shortage
+    if model.vram_mib is not None and len(allowed_gpus) >= count:
+        return f"{shortage}: {advise_smaller('lower `vram_mib`')}"
     return f"{shortage}: a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
 
 

@@ -47,6 +47,8 @@ def _is_rolling(turn: ModelTurn, model: DesiredModel) -> bool:
     buckets = turn.buckets
     if any(replica is None or replica.health is not Health.READY for replica in buckets.current.values()):
         return True
+    if not turn.observed.failures:
+        return False
     missing_indices = set(range(model.replicas)) - buckets.outdated.keys() - buckets.current.keys()
     keys = (ReplicaKey(model.name, index, model.spec_hash) for index in missing_indices)
     failures = (turn.observed.failures.get(key) for key in keys)
@@ -65,7 +67,7 @@ def _holds_together(turn: ModelTurn, model: DesiredModel) -> bool:
     """Whether the model's replicas may not come yet: until a model was loaded once, all of them come or none."""
     if model.replicas < 2 or model.name in turn.observed.loaded_once or turn.buckets.outdated:
         return False
-    for index in range(model.replicas):
+    for index in range(model.replicas if turn.observed.failures else 0):
         key = ReplicaKey(model.name, index, model.spec_hash)
         failure = turn.observed.failures.get(key)
         if failure is None or not failure.must_wait(turn.now):

@@ -109,7 +109,9 @@ class DryRunner:
         if problems:
             return DryRun(ok=False, problems=problems, changes=[], plan=None)
         superseded = list_superseded(files, declarations)
-        proposed_state = combine_declarations(files, declarations, options.roots, options.trusted).state
+        proposed_state = combine_declarations(
+            files, declarations, options.roots, options.trusted, stored.discovered
+        ).state
         sources = await asyncio.to_thread(self.find_sources, list_sources(proposed_state.definitions.values()))
         current_stage = DryRunStage(in_force.declared_models, current.desired)
         stated = stored.model_copy(update={"overrides": {**stored.overrides, **{each.model: each for each in loads}}})

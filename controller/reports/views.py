@@ -232,7 +232,7 @@ def configured_row(want: DesiredModel) -> ModelConfigured:
         capabilities=engine.derive_capabilities(want.definition),
         definition=shown_definition(declared_definition),
         aliases=list(declared_definition.aliases),
-        declared_by="runtime" if want.is_runtime_declared else "files",
+        declared_by="discovery" if want.is_discovered else "runtime" if want.is_runtime_declared else "files",
     )
 
 
@@ -284,7 +284,9 @@ def live_row(
 
 
 def _declared_mib(want: DesiredModel) -> int | None:
-    """Return the declared MiB of one replica on all its GPUs; None: not declared."""
+    """Return the declared MiB of one replica, on all its GPUs or without any in main memory; None: not declared."""
+    if want.gpu_count == 0 and want.memory_mib is not None:
+        return want.memory_mib
     return want.vram_mib * max(1, want.gpu_count) if want.vram_mib is not None else None
 
 

@@ -16,7 +16,14 @@ from typing import Any, Final
 from contract.desired import Definition
 from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
-from controller.artifacts.read import LocatedPath, is_inside, list_files, locate_path, read_custom_code
+from controller.artifacts.read import (
+    LocatedPath,
+    is_inside,
+    list_files,
+    list_gguf_models,
+    locate_path,
+    read_custom_code,
+)
 from controller.engines.base import CodeCheck, Engine, FileCheck
 
 _MOST_LINKS: Final = 40
@@ -156,6 +163,7 @@ def _find_broken_file(located: LocatedPath, check: FileCheck, mounts: Mounts) ->
     return next((file for file in files if not is_reached_alike(file, located.root, mounts)), None)
 
 
+_SHOWN_NAMES: Final = 5
 GGUF_MAGIC: Final = b"GGUF"
 _LFS_POINTER: Final = b"version https://git-lfs"
 
@@ -274,8 +282,11 @@ def _below(root: Path) -> Iterator[Path]:
 
 def _check_folder(target: Path, kind: str) -> str | None:
     if kind == "gguf":
-        gguf_names = sorted(each.name for each in target.iterdir() if each.name.endswith(".gguf"))
-        hint = f': name a file in it, such as "{gguf_names[0]}"' if gguf_names else ""
+        names = list_gguf_models(target)
+        if len(names) > 1:
+            shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
+            return f"is a folder with {len(names)} GGUF models: name one of them ({shown})"
+        hint = f': name the file in it, "{names[0]}"' if names else ""
         return f"is a folder, and a GGUF file is needed{hint}"
     if kind == "file":
         return "is a folder, and a file is needed"

@@ -26,6 +26,7 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
 from gateway.protocols.common.request import parse_object
 from gateway.server.asgi import ClientGoneError, error_headers, read_body
+from gateway.server.request_head import without_spare_slashes
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -349,7 +350,7 @@ def declare_errors(app: FastAPI) -> None:
         if error.status_code == 400:
             return _answer_error(request, _explain_unreadable(error))
         if error.status_code != 405:
-            return _answer_error(request, RoundhouseError("unknown_route", f"There is no {path}."))
+            return _answer_error(request, RoundhouseError("unknown_route", f"There is no {path}.{_hint(path)}"))
         if not (methods := _allowed_methods(request)):
             return _answer_error(request, RoundhouseError("unknown_route", f"There is no {request.method} {path}."))
         answer = _answer_error(request, RoundhouseError("method_not_allowed", f"{path} is not for {request.method}."))
@@ -392,6 +393,14 @@ def _answer_error(request: Request, error: RoundhouseError) -> Response:
     return Response(body, error.entry.status, headers)
 
 
+def _hint(path: str) -> str:
+    """Return a further sentence, after a space, for the client of a path that looks misspelled; else an empty text."""
+    if path.startswith("/v1/v1/"):
+        return " The base URL ends with /v1 already: leave out one of the two."
+    tidy = without_spare_slashes(path.encode("utf-8", "replace")).decode()
+    return f" Try {tidy}, without the doubled or last slash." if tidy != path else ""
+
+
 def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of all routes that match the path; the framework names those of one route only.
 
@@ -403,4 +412,6 @@ def _allowed_methods(request: Request) -> list[str]:
     for route in request.app.router.routes:
         if not (is_word and route.path.endswith("_id}")) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
+            if "GET" in methods and not getattr(route.endpoint, "is_direct", False):
+                methods.add("HEAD")
     return sorted(methods)

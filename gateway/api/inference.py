@@ -155,6 +155,7 @@ class DirectRoute(APIRoute):
     def __init__(self, route: InferenceRoute, *, codes: tuple[str, ...], **route_options: Any):
         api = route.api
         endpoint = _without_body() if route.request is None else _with_body(route.request)
+        endpoint.is_direct = True  # type: ignore[attr-defined] # functions take attributes
         super().__init__(
             api.path,
             require_access(api.scope)(endpoint),

@@ -126,6 +126,9 @@ class ModelList(BaseModel):
     has_more: Literal[False] = False
     first_id: str | None = Field(description="Id of the first model; null: the list is empty.")
     last_id: str | None = Field(description="Id of the last model; null: the list is empty.")
+    default_model: str | None = Field(
+        description="Name of the model that `ROUNDHOUSE_DEFAULT_MODEL` says; null: none, or the key may not use it."
+    )
 
 
 def router_status(view: ModelView) -> RouterStatus:
@@ -165,11 +168,15 @@ def model_fields(view: ModelView) -> dict[str, Any]:
     }
 
 
-def declare_models(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog) -> None:
+def declare_models(
+    routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog, *, default_model: str | None = None
+) -> None:
     """Add `GET /v1/models` and `/v1/models/{name}`. Call after `readiness.declare_benchmarks`.
 
     The routes show the models of the table in force in `live` that the caller may see, loaded or not, with their
     downloads as `events` knows them. Without a table, the routes answer `controller_unavailable`.
+
+    `default_model`: name or alias of the model that the list calls the default one; None: there is none.
     """
 
     @routes.add(_route("GET", "/v1/models", "Declared models", answer=ModelList))
@@ -177,7 +184,8 @@ def declare_models(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog) 
         """Lists every declared model that the key may use, loaded or not. An alias has no entry of its own."""
         models = list_models_seen(request, live, events)
         end_ids = (models[0].id, models[-1].id) if models else (None, None)
-        return ModelList(data=models, first_id=end_ids[0], last_id=end_ids[1])
+        default = next((each.id for each in models if default_model in (each.id, *each.aliases)), None)
+        return ModelList(data=models, first_id=end_ids[0], last_id=end_ids[1], default_model=default)
 
     @routes.add(
         _route(

@@ -25,6 +25,7 @@ from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.control.remote_prober import AicoreProbe, AicoreStatus
 from gateway.metrics.engine_scraper import EngineScraper
+from gateway.metrics.history import MINUTE_S, MetricsHistory
 from gateway.metrics.request_metrics import Metrics
 from gateway.metrics.state_metrics import LoadedEngine
 from gateway.protocols.common.json_bytes import json_bytes
@@ -264,6 +265,54 @@ def declare_health(routes: HttpRoutes, *, sources: HealthSources, metrics: Metri
 
         An engine that does not answer within 2 seconds has `roundhouse_engine_up` 0, and nothing else."""
         return Response(await engines.read_engines(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+class ModelHistory(BaseModel):
+    """A model's last minutes, the newest last: at most 60, and fewer of a model or a gateway that is younger."""
+
+    tokens_per_s: list[float] = Field(
+        description="Generated tokens per second, of the requests that ended in the minute."
+    )
+    waiting: list[int] = Field(description="Most requests that waited in the minute, of a look every 5 seconds.")
+    first_token_s: list[float | None] = Field(
+        description="Median time to the first token of the minute's streams; null: there was none."
+    )
+
+
+class MetricsHistoryAnswer(BaseModel):
+    """Answer of `GET /v1/metrics/history`: by minutes, what each declared model did in the last hour."""
+
+    object: Literal["metrics.history"] = "metrics.history"
+    interval_s: float = Field(description="Seconds of a minute, the step between two values.")
+    models: dict[str, ModelHistory] = Field(description="Minutes by the model's name.")
+
+
+def declare_history(routes: HttpRoutes, history: MetricsHistory) -> None:
+    """Add `GET /v1/metrics/history`, which answers `history`."""
+
+    @routes.add(
+        RouteSpec(
+            "GET",
+            "/v1/metrics/history",
+            "The last hour of each model",
+            answer=MetricsHistoryAnswer,
+            access="admin",
+            tag="operations",
+        )
+    )
+    async def metrics_history() -> Response:
+        """Tokens, waiting requests and times to the first token, by minutes. The gateway keeps them in memory, so that
+        they begin anew when it starts; for longer times, read `/metrics` into Prometheus."""
+        models = {
+            name: {
+                "tokens_per_s": [round(each.tokens_per_s, 2) for each in minutes],
+                "waiting": [each.waiting for each in minutes],
+                "first_token_s": [each.first_token_s and round(each.first_token_s, 4) for each in minutes],
+            }
+            for name, minutes in history.minutes.items()
+        }
+        answer = {"object": "metrics.history", "interval_s": MINUTE_S, "models": models}
+        return Response(json_bytes(answer), media_type="application/json")
 
 
 class Limits(BaseModel):

@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from contract.errors import RoundhouseError
 from gateway.ingress.middleware import require_access
@@ -20,17 +20,26 @@ PATH: Final = "/"
 FILES_PATH: Final = "/page/{path:path}"
 _NOT_BUILT: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Roundhouse</title>
-<p>Roundhouse runs, and its API is served at this address (<a href="/openapi.json">OpenAPI document</a>). This page is
+<p>Roundhouse runs, and its API is served at this address (<a href="openapi.json">OpenAPI document</a>). This page is
 not built yet: <code>make up</code> builds it after the first model is ready, <code>make page</code> at once, and the
 gateway's image holds it. Reload this page then.</p>
 </html>
 """
 
 
-def declare(app: FastAPI, files: PageFiles | None) -> None:
-    """Add the page's routes to `app`. `files` None: the page is off, and there are no such routes."""
+def declare(app: FastAPI, files: PageFiles | None, path_prefix: str = "") -> None:
+    """Add the page's routes to `app`. `files` None: the page is off, and there are no such routes. `path_prefix`: where
+    a proxy serves the page, without a slash at its end, which browsers are then sent to: the page's addresses are
+    relative."""
     if files is None:
         return
+    if path_prefix:
+
+        @app.get(path_prefix, include_in_schema=False)
+        @require_access("page")
+        async def add_slash(request: Request) -> Response:
+            query = request.scope["query_string"].decode("latin-1")
+            return RedirectResponse(f"{path_prefix}/{'?' if query else ''}{query}", 308)
 
     @app.api_route(PATH, methods=["GET", "HEAD"], include_in_schema=False)
     @require_access("page")

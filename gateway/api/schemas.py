@@ -83,7 +83,7 @@ class ChatCompletionRequest(_Generation):
         None,
         description="Ground the answer in the tenant's documents: `true`, or an object with `query`, `filter`, "
         "`top_k`, `mode`, `score_threshold`, `rerank`, `max_tokens` (docs/retrieval.md). The answer has "
-        "`sources`, and its message `annotations` for each citation.",
+        "`sources` (and `sources_notice`), and its message `annotations` for each citation.",
     )
     store: bool | None = Field(
         None, description="Whether the gateway stores the completion, under an id that the gateway makes."

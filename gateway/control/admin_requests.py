@@ -116,7 +116,7 @@ def _read_error(body: bytes) -> RoundhouseError:
     with suppress(ValueError, KeyError, TypeError):
         error = json.loads(body)["error"]
         if error["code"] in ERROR_CODES:
-            return RoundhouseError(error["code"], error["message"], param=error.get("param"))
+            return RoundhouseError(error["code"], error["message"], param=error.get("param"), model=error.get("model"))
     return RoundhouseError("internal_error", "The controller failed on this request.")
 
 
@@ -299,6 +299,8 @@ class RouterChanges:
         """
         view = self._view(name)
         route = view.route
+        if route.source is None and not route.is_runtime_declared:
+            raise _declared_in_files(route)
         if route.source is None:
             message = f"The files of the model {route.name!r} were not downloaded, and stay."
             raise RoundhouseError("models_file_kept", message, param="model")
@@ -329,8 +331,7 @@ class RouterChanges:
         except RoundhouseError as error:
             if error.entry.code != "unknown_declaration":
                 raise
-            message = f"The desired-state files declare the model {route.name!r}: edit them."
-            raise RoundhouseError("declared_in_files", message, param="model") from None
+            raise _declared_in_files(route) from None
 
     async def _cancel_download(self, view: ModelView, actor: str) -> None:
         if view.running_download is None:
@@ -348,6 +349,11 @@ class RouterChanges:
 
 def _path(route: ModelRoute) -> str:
     return quote(route.name)
+
+
+def _declared_in_files(route: ModelRoute) -> RoundhouseError:
+    message = f"The desired-state files declare the model {route.name!r}: edit them."
+    return RoundhouseError("declared_in_files", message, param="model")
 
 
 def _conflict(route: ModelRoute, words: str) -> RoundhouseError:

@@ -29,12 +29,15 @@ class InflightCounts:
         clock: Callable[[], float],
         queued: Mapping[str, int],
         longest_wait_s: Callable[[str], float] = lambda _: 0.0,
+        keys_used: dict[str, float] | None = None,
     ) -> None:
         """`clock`: Unix time in seconds. `queued`: admission's number of waiting requests by model. `longest_wait_s`:
-        seconds that the oldest waiting request of a model has waited."""
+        seconds that the oldest waiting request of a model has waited. `keys_used`: Unix time of the last use of each
+        API key, written by the authenticator; `forget_absent` deletes from it. None: no key is used."""
         self._clock = clock
         self._longest_wait_s = longest_wait_s
         self._last_used: dict[str, float] = {}
+        self._keys_used = {} if keys_used is None else keys_used
         self._demand: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
         self._requests: dict[tuple[str, str], tuple[int, float]] = {}
@@ -109,13 +112,15 @@ class InflightCounts:
             self._failed_at.pop(replica, None)
 
     def forget_absent(self, routes: Routes) -> None:
-        """Forget models and replicas that left the table, and demand for models that are loaded or not `autoload`.
+        """Forget models, replicas and keys that left the table, and demand for models that are loaded or not
+        `autoload`.
 
         Requests in flight still count.
         """
         loaded_models = {name for name, route in routes.models.items() if route.state == "loaded"}
         _drop_absent(self._failed_at, routes.replicas)
         _drop_absent(self._last_used, routes.models.keys())
+        _drop_absent(self._keys_used, routes.keys.by_name)
         autoload_models = {name for name, route in routes.models.items() if route.autoload}
         _drop_absent(self._demand, autoload_models - loaded_models)
 
@@ -145,6 +150,7 @@ class InflightCounts:
             queued=dict(self.queued),
             waits_since={name: now - self._longest_wait_s(name) for name in self.queued},
             last_used=dict(self._last_used),
+            keys_used=dict(self._keys_used),
             demand=dict(self._demand),
             leaving=self._leaving_requests(routes.replicas if routes else frozenset()),
             failed=dict(self._failed_at),

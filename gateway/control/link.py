@@ -200,6 +200,8 @@ class OwnIdentity:
     shares the state folder has created the folder by then."""
     addresses: tuple[str, ...]
     """URLs that it listens on."""
+    takes_over: bool = False
+    """Whether an older process of this gateway serves, and is told to end as soon as this one serves."""
 
 
 class ControllerLink:
@@ -269,6 +271,13 @@ class ControllerLink:
             delay = retry_delay(attempt, jitter) if self._state.refusal is None else REFUSED_RETRY_S
             await asyncio.sleep(delay)
 
+    async def wait_for_table(self, within_s: float) -> bool:
+        """Wait for a routing table, and return whether one is in force; False after `within_s` seconds."""
+        deadline = self._now() + within_s
+        while self._live.current_or_none is None and self._now() < deadline:  # noqa: ASYNC110 - only at the start
+            await asyncio.sleep(0.01)
+        return self._live.current_or_none is not None
+
     def begin_drain(self) -> None:
         """Report at once, and in each later report, that the gateway accepts no new requests: the controller then takes
         a successor. Call when a stop begins."""
@@ -295,6 +304,7 @@ class ControllerLink:
         update = {
             "process": self._process,
             "draining": self._is_draining,
+            "takes_over": self._own.takes_over,
             "addresses": self._own.addresses,
             "ending": self._is_ending,
             "remotes": self._remotes.results,

@@ -32,7 +32,7 @@ class ProbeVerdict(Enum):
     """What one probe of a remote showed: `WELL` (status 200), `LIMITED` (429), `KEY_REFUSED` (401 or 403),
     `CONNECTION_REFUSED`, or `FAILED` (anything else, no answer too)."""
 
-    WELL = "well"
+    WELL = "healthy"
     LIMITED = "limited"
     """Answered 429."""
     KEY_REFUSED = "key refused"

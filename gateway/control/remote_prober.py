@@ -30,6 +30,7 @@ from gateway.control.remote_health import (
     judge_status,
     parse_retry_after,
 )
+from gateway.protocols.common.hiding import hide_addresses
 from gateway.routing.table import LiveRoutes, Routes
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class RemoteProber:
         while True:
             outcome = await probe_remote(session, probe, self._clock)
             if outcome.message != last_message:
-                logger.info("probe of the remote model %s: %s", name, outcome.message or "it is well")
+                logger.info("probe of the remote model %s: %s", name, outcome.message or "it is healthy")
                 last_message = outcome.message
             self._update(name, watch, apply_probe(watch.health, outcome, loop.time(), probe.interval_s), is_probe=True)
             while (pause_s := watch.health.next_probe_at - loop.time()) > 0:
@@ -270,7 +271,8 @@ def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
     """Return what a server's answer at `/v1/aicore/status` says. `status`: the answer's HTTP status.
 
     A server that does not know the path (404, 405) is an ordinary one, and counts as available. Any other answer
-    without a known `status_code` gives the code None and an error; nothing is raised. `model`: name for the result.
+    without a known `status_code` gives the code None and an error, in the server's own words if it has any; nothing is
+    raised. `model`: name for the result.
     """
     if status in (404, 405):
         return AicoreStatus(model, 3)
@@ -280,8 +282,17 @@ def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
         told = None
     code = told.get("status_code") if isinstance(told, dict) else None
     if status != 200 or not isinstance(told, dict) or type(code) is not int or code not in WORDS:
-        return AicoreStatus(model, None, f"The server answered with status {status} and no status of AICore.")
-    return AicoreStatus(model, code, None, told)
+        own = f"The server answered with status {status} and no status of AICore."
+        return AicoreStatus(model, None, _find_error(told) or own)
+    return AicoreStatus(model, code, _find_error(told), told)
+
+
+def _find_error(told: Any) -> str | None:
+    """Return the text in a server's `error`, which may be an object with a `message`, without addresses; None: it has
+    none."""
+    error = told.get("error") if isinstance(told, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return hide_addresses(text)[:LONGEST_ERROR] if isinstance(text, str) and text else None
 
 
 class AicoreProbe:

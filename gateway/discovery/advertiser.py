@@ -55,9 +55,11 @@ class MdnsAdvertiser:
         self._advert: Advert | None = None
         self._last_problem: str | None = None
 
-    async def run(self) -> None:
-        """Advertise until cancelled, then withdraw the advert, so that clients forget it at once. Never returns. Raises
-        what `choose` raises, other than OSError and RuntimeError, after withdrawing the advert."""
+    async def run(self, after_s: float = 0.0) -> None:
+        """Advertise, after `after_s` seconds, until cancelled, then withdraw the advert, so that clients forget it at
+        once. Never returns. Raises what `choose` raises, other than OSError and RuntimeError, after withdrawing the
+        advert."""
+        await asyncio.sleep(after_s)
         # 80 ms, in a thread, because requests may be served already.
         await asyncio.to_thread(import_module, "zeroconf.asyncio")
         try:

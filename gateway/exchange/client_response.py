@@ -583,6 +583,9 @@ class WholeRelay:
                 raise CacheExhaustedError(may_resend=True)
             self._status = errors.answer_status(self._engine_status, body)
             body = answer.dialect.engine_error_body(self._engine_status, body, answer.request_id)
+            if b"retry-after:" not in self._lines:
+                retry = errors.retry_header(self._status, body).items()
+                self._lines += header_lines((name.encode(), value.encode()) for name, value in retry)
             if answer.status:
                 answer.broken_off_code = ENGINE_ERROR.code
         elif answer.status:

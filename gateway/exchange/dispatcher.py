@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -19,6 +21,7 @@ from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.services import Services
 from gateway.exchange.session_hooks import NAMED_SESSION_HOOKS, SESSION_HOOKS
 from gateway.ingress.authenticator import Authenticator, KeylessWarning
+from gateway.metrics.request_metrics import CLIENT_GONE_STATUS
 from gateway.routing.table import Routes
 from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
@@ -55,6 +58,8 @@ class InferenceDispatcher:
         """Memory for large request bodies, shared by all connections."""
         self._apis = {(api.method.encode(), api.path.encode()): api for api in apis}
         self._fan_out_hooks = fan_out_hooks(self.open_inner)
+        self.access_hooks: ExchangeHooks = NO_HOOKS
+        """Of every request of a client, beside those of its API: writes the access log. Nothing where that is off."""
         self._find_websocket: Callable[[bytes], WebSocketOpener | None] = lambda _: None
         self._openers: dict[tuple[bytes, bytes], partial[Handler]] = {}
         self._other_openers: dict[bytes, Callable[[ClientCall], Handler]] = {}
@@ -81,8 +86,14 @@ class InferenceDispatcher:
                 api_hooks += self._fan_out_hooks
             if api.streams:
                 api_hooks += SESSION_HOOKS if api.state == "made" else NAMED_SESSION_HOOKS
+            api_hooks += self.access_hooks
             self._openers[name] = partial(self.open_exchange, api, api_hooks)
         self._find_websocket = find_websocket
+
+    def keep_access_log(self, write_line: Callable[[str], None]) -> None:
+        """Call `write_line` with a line of JSON at the end of each request of a client. Call once, before
+        `add_features`; without the call, no request runs any code of it."""
+        self.access_hooks = ExchangeHooks(on_end=(lambda exchange: write_line(describe_access(exchange)),))
 
     def add_openers(self, openers: Mapping[bytes, Callable[[ClientCall], Handler]]) -> None:
         """Serve `GET` of these paths, in the place of FastAPI, by the handlers that these functions make. Call before
@@ -237,3 +248,22 @@ class InferenceDispatcher:
 
 def _stopped_error() -> RoundhouseError:
     return RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")
+
+
+def describe_access(exchange: Exchange) -> str:
+    """Return the line of the access log for a request that has ended, as JSON: never of its content, and of its headers
+    nothing but the name of its key."""
+    account, answer, services = exchange.account, exchange.answer, exchange.services
+    usage = account.usage
+    fields = {
+        "time": datetime.fromtimestamp(services.clock(), UTC).isoformat(timespec="milliseconds"),
+        "request_id": answer.request_id,
+        "key": exchange.caller.name,
+        "route": exchange.api.path,
+        "model": account.model,
+        "tokens_in": None if usage is None else usage.prompt,
+        "tokens_out": (account.passed_tokens or None) if usage is None else usage.completion,
+        "ms": round((services.now() - account.begun_at) * 1000, 1),
+        "status": answer.status or CLIENT_GONE_STATUS,
+    }
+    return json.dumps(fields)

@@ -320,6 +320,7 @@ def _own_error(error: Fields, lines: bytes) -> RoundhouseError | None:
         return None
     after = next((line[12:] for line in lines.split(b"\r\n") if line.startswith(b"retry-after:")), None)
     retry_after_s = None if after is None else float(after)
-    own_error = RoundhouseError(error["code"], error["message"], param=error.get("param"), retry_after_s=retry_after_s)
+    code, message, param, model = error["code"], error["message"], error.get("param"), error.get("model")
+    own_error = RoundhouseError(code, message, param=param, retry_after_s=retry_after_s, model=model)
     is_own = own_error.build_envelope(error.get("request_id")).error.model_dump() == error
     return own_error if is_own else None

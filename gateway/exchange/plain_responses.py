@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from contract.errors import RoundhouseError
 from contract.routing import ModelRoute
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import ConditionalHook, ExchangeHooks, StateUse, Trigger
+from gateway.protocols.api_matrix import serving_option
+from gateway.protocols.common.file_parts import NAMING_TYPES, find_named_files
 from gateway.protocols.common.grounding import FIELD
 from gateway.protocols.responses.context import AnswerTimes, ResponseContext
 from gateway.protocols.responses.file_search import is_file_search
 from gateway.protocols.responses.mcp import is_mcp
 from gateway.server.asgi import Header
 
-OPEN_RESPONSES: Final = b"openresponses-version"
+_OPEN_RESPONSES: Final = b"openresponses-version"
 """Request header of clients that expect answers as in the Open Responses specification."""
+_OPEN_CLIENT: Final = b"ai-sdk/open-responses/"
+"""In the `User-Agent` of a client that expects them without that header. Of OpenAI's events it would show each thought
+twice, because it joins the text and its summary."""
 TOKEN_LENGTH: Final = 48
 """Letters of the random part of ids."""
 _KEPT: Final = ("previous_response_id", "conversation", "background")
@@ -62,8 +67,13 @@ def new_response_context(headers: Sequence[Header], clock: Callable[[], float]) 
         times=AnswerTimes(now),
         clock=clock,
         new_id=item_ids(token),
-        is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
+        is_open_responses=expects_open_responses(headers),
     )
+
+
+def expects_open_responses(headers: Iterable[Header]) -> bool:
+    """Whether a client expects answers as in the Open Responses specification, by its headers (names in lower case)."""
+    return any(name == _OPEN_RESPONSES or (name == b"user-agent" and _OPEN_CLIENT in value) for name, value in headers)
 
 
 def _begin_response(exchange: Exchange, _: ModelRoute) -> None:
@@ -83,13 +93,21 @@ def _refuse_documents(exchange: Exchange, _: ModelRoute) -> None:
         raise _needs_assistant(FIELD)
 
 
+def _refuse_kept_files(exchange: Exchange, route: ModelRoute) -> None:
+    request = exchange.request
+    named_files = find_named_files(request.outline_fields)
+    if named_files and not serving_option(exchange.api.path, request, route).takes_files(route):
+        raise _needs_assistant(named_files[0].id_place)
+
+
 def _needs_assistant(place: str) -> RoundhouseError:
     message = f"`{place}` needs what this gateway does not have: ROUNDHOUSE_ASSISTANT is off."
     return RoundhouseError("invalid_request", message, param=place)
 
 
-_RESPONSES: Final = ExchangeHooks(on_request=(_begin_response,))
-_GROUNDED: Final = ExchangeHooks(on_request=(ConditionalHook(_refuse_documents, Trigger(frozenset((FIELD,)))),))
+_NAMED: Final = ConditionalHook(_refuse_kept_files, Trigger(parts=NAMING_TYPES))
+_RESPONSES: Final = ExchangeHooks(on_request=(_begin_response, _NAMED))
+_GROUNDED: Final = ExchangeHooks(on_request=(ConditionalHook(_refuse_documents, Trigger(frozenset((FIELD,)))), _NAMED))
 PLAIN_HOOKS: Final[Mapping[StateUse, ExchangeHooks]] = {
     "read": _RESPONSES,
     "made": _RESPONSES,

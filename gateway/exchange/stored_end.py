@@ -30,11 +30,13 @@ even if the store writes it after all."""
 class ObjectWrite:
     """The write of one object to the store of answers, which has begun. Belongs to the event loop."""
 
-    __slots__ = ("_undo", "done", "is_given_up")
+    __slots__ = ("_undo", "done", "extra_s", "is_given_up")
 
-    def __init__(self, undo: Callable[[], None]) -> None:
-        """`undo`: called by `give_up`, to take the object out of the store once the write has ended."""
+    def __init__(self, undo: Callable[[], None], extra_s: float = 0.0) -> None:
+        """`undo`: called by `give_up`, to take the object out of the store once the write has ended. `extra_s`: seconds
+        that an end waits longer than `HOLD_S`."""
         self._undo = undo
+        self.extra_s = extra_s
         self.is_given_up = False
         """Nobody waits for the write any more: the store's thread leaves it out, if it has not begun it."""
         self.done: asyncio.Future[RoundhouseError | None] = asyncio.get_running_loop().create_future()
@@ -139,13 +141,13 @@ class StoredEnd(RecordingCall):
             self._write = write = self._keeper.begin_write(part)
             if write is not None:
                 self.is_holding = True
-                self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._end_wait)
+                self._timer = asyncio.get_running_loop().call_later(HOLD_S + write.extra_s, self._end_wait)
                 write.done.add_done_callback(self._release)
         return self.is_holding
 
     def _end_wait(self) -> None:
         assert self._write is not None
-        self._write.give_up(f"it did not answer within {HOLD_S:g} s")
+        self._write.give_up(f"it did not answer within {round(HOLD_S + self._write.extra_s, 2):g} s")
 
     def close_later(self) -> None:
         """Have the exchange closed when what is held is sent. Call only while `is_holding`."""

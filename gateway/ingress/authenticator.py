@@ -15,7 +15,7 @@ from contract.retrieval import BACKGROUND_HEADER
 from gateway.ingress.access_rules import check_host_form
 from gateway.routing.table import LiveRoutes
 from gateway.server.asgi import Header
-from gateway.tenancy.api_keys import Caller, ClientDirectory
+from gateway.tenancy.api_keys import Caller, ClientDirectory, KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,9 @@ class Authenticator:
         self._serves_everybody = serves_everybody
         self._internal = internal
         self._read_metrics_key = read_metrics_key
+        self.keys_used: dict[str, float] = {}
+        """Unix time of the last request that was accepted with a key, by the key's name. `InflightCounts` reports it,
+        and forgets keys that are gone."""
 
     def authenticate_request(self, headers: Sequence[Header], method: str, path: str, *, is_http_1_1: bool) -> Caller:
         """Return the caller that a request's headers identify: another program of Roundhouse by its token, a key, or,
@@ -137,7 +140,7 @@ class Authenticator:
                 return internal_caller
         if not keys.is_empty:
             check_host_form(headers, may_lack_host=not is_http_1_1)
-            return keys.authenticate_key(headers, self._clock())
+            return self._authenticate_key(keys, headers)
         if not self._serves_everybody:
             message = "No keys are declared, and this gateway listens on an address that others reach."
             raise RoundhouseError("keys_required", message)
@@ -163,7 +166,14 @@ class Authenticator:
         if routes is None or routes.keys.is_empty:
             message = "The metrics and the state of this gateway need the key of ROUNDHOUSE_METRICS_KEY."
             raise RoundhouseError("invalid_api_key", message)
-        routes.keys.authenticate_key(headers, self._clock()).require_scope("admin")
+        self._authenticate_key(routes.keys, headers).require_scope("admin")
+
+    def _authenticate_key(self, keys: KeyRing, headers: Sequence[Header]) -> Caller:
+        now = self._clock()
+        caller = keys.authenticate_key(headers, now)
+        if caller.name is not None:
+            self.keys_used[caller.name] = now
+        return caller
 
     def check_page_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> None:
         """Check the Host header of a request for the page's files, which hold no data and need no key.

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 from starlette.routing import BaseRoute, Route
 
@@ -20,6 +21,7 @@ from gateway.ingress.access_rules import AdminGate, Cors, refusal_headers
 from gateway.ingress.authenticator import Authenticator
 from gateway.server.asgi import (
     AsgiApp,
+    ClientGoneError,
     Header,
     Message,
     Receive,
@@ -31,6 +33,8 @@ from gateway.server.asgi import (
     send_error,
     send_whole,
 )
+from gateway.server.compressed_body import decompress_request
+from gateway.server.request_head import with_declared_path, without_spare_slashes
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.rate_limits import RateLimitEntry, RateLimits, client_headers
 
@@ -92,20 +96,65 @@ class RouteAccess:
             for method in (route.methods or ("*",))
         )
 
-    def find_access(self, method: str, path: str) -> Access:
-        """Return the access of the first route for this method and path; `UNKNOWN_ROUTE_ACCESS` if there is none.
+    def find_access(self, method: str, path: str) -> Access | None:
+        """Return the access of the first route for this method and path; None if there is none.
 
         `path`: percent-decoded, without the query.
         """
+        found = self._find_route(method, path)
+        return None if found is None else found[0]
+
+    def is_served(self, method: str, path: str) -> bool:
+        """Return whether a route serves this method and path, and nothing that it leaves open is empty in the path, as
+        in `/v1/models/`. False for a route that bypasses FastAPI."""
+        found = self._find_route(method, path)
+        return found is not None and found[1]
+
+    def _find_route(self, method: str, path: str) -> tuple[Access, bool] | None:
         for route, access in self._declared_routes:
-            if (not route.methods or method in route.methods) and route.path_regex.match(path):
-                return access
-        return UNKNOWN_ROUTE_ACCESS
+            if (not route.methods or method in route.methods) and (match := route.path_regex.match(path)):
+                return access, all(match.groupdict().values()) and not getattr(route.endpoint, "is_direct", False)
+        return None
 
 
 def _describe_route(route: BaseRoute) -> str:
     methods = ",".join(sorted(getattr(route, "methods", None) or ("*",)))
     return f"{methods} {getattr(route, 'path', route)}"
+
+
+def respell_request(access: RouteAccess, method: str, raw_path: bytes) -> tuple[str, bytes] | None:
+    """Return the method and the path of a route that a request means which no route serves; None: it means none. Pure.
+
+    HEAD is served where GET is, and so are paths with doubled slashes or one at their end. But not for PUT and DELETE,
+    nor for a POST whose last part is empty: these would then change the whole of what the client meant to change a
+    part of. `raw_path`: percent-encoded.
+    """
+    methods = ("HEAD", "GET") if method == "HEAD" else (method,)
+    lacks_part = method == "POST" and access.find_access(method, unquote(raw_path.decode("latin-1"))) is not None
+    is_kept = lacks_part or method in ("PUT", "DELETE")
+    tidy = raw_path if is_kept else without_spare_slashes(raw_path)
+    paths = (raw_path,) if tidy == raw_path else (raw_path, with_declared_path(method.encode(), tidy))
+    for path in paths:
+        for known in methods:
+            if access.is_served(known, unquote(path.decode("latin-1"))):
+                return known, path
+    return None
+
+
+class _HeadAnswer:
+    """The answer to a HEAD request that is served as a GET: it ends with its head, also where the body would be a
+    stream without end."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def send_message(self, message: Message) -> None:
+        """Send the head, and end the answer. Raises ClientGoneError for what follows of a body that goes on."""
+        if message["type"] == "http.response.start":
+            await self._send(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif message.get("more_body", False):
+            raise ClientGoneError
 
 
 _READING_METHODS: Final = ("GET", "HEAD")
@@ -184,6 +233,13 @@ class IngressMiddleware:
             await send_whole(send, 204, [answer_headers[0], *preflight], b"")
             return
         access = self.access.find_access(scope["method"], scope["path"])
+        if access is None or (
+            scope["path"].endswith("/") and not self.access.is_served(scope["method"], scope["path"])
+        ):
+            if (meant := respell_request(self.access, scope["method"], scope["raw_path"])) is not None:
+                await self._serve_respelled(scope, receive, send, *meant)
+                return
+            access = access or UNKNOWN_ROUTE_ACCESS
         if access == "open":
             await self._through_framework(scope, receive, send, answer_headers)
             return
@@ -204,6 +260,15 @@ class IngressMiddleware:
             await send_error(scope, send, error, [*answer_headers[1:], *refusal_headers(error)])
             return
         await self._let_in(scope, receive, send, answer_headers, caller, access)
+
+    async def _serve_respelled(self, scope: Scope, receive: Receive, send: Send, method: str, raw_path: bytes) -> None:
+        path = unquote(raw_path.decode("latin-1"))
+        meant = {**scope, "method": method, "path": path, "raw_path": raw_path}
+        if method == scope["method"]:
+            await self(meant, receive, send)
+            return
+        answer = _HeadAnswer(send)
+        await self(meant, receive, answer.send_message)
 
     async def _let_in(
         self,
@@ -251,9 +316,16 @@ class IngressMiddleware:
                 message["headers"] = [*message.get("headers", ()), *answer_headers]
             await send(message)
 
+        limit = self._max_body_bytes(scope["path"])
         try:
-            limit = self._max_body_bytes(scope["path"])
+            scope, receive = decompress_request(scope, receive, limit)
+        except RoundhouseError as refusal:
+            await send_error(scope, send, refusal, answer_headers[1:])
+            return
+        try:
             await self._framework(scope, limit_body(receive, limit), with_headers)
+        except ClientGoneError:
+            pass  # an answer to HEAD, whose body nobody reads
         except Exception:
             request_id = request_id_of(scope)
             logger.exception("request %s failed", request_id, extra=tag_request(request_id))

@@ -87,18 +87,22 @@ class FastHistograms:
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
         """`text`: the metric's help. `bounds`: upper bounds of the buckets, ascending, without `+Inf`."""
-        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+        self._name, self._text, self._labels, self.bounds = name, text, labels, bounds
         self._series: dict[tuple[str, ...], FastHistogram] = {}
 
     def histogram_of(self, *labels: str) -> FastHistogram:
         """Return the series of these label values: one value per label, in the order of the metric's labels (not
         checked). The series is created on first use. Keep it if you count often: it is never removed or replaced."""
-        return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
+        return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self.bounds))
+
+    def list_counts(self) -> list[tuple[tuple[str, ...], list[int]]]:
+        """Return the label values of each series, and a copy of its counts by bucket, as `FastHistogram.counts`."""
+        return [(labels, histogram.counts.copy()) for labels, histogram in self._series.items()]
 
     def make_family(self) -> Metric:
         """Return the metric with all its series in prometheus_client's form."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        upper_bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        upper_bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         for labels, histogram in self._series.items():
             family.add_metric(labels, list(zip(upper_bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
         return family

@@ -15,6 +15,7 @@ from contract.routing import ModelRoute
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
+from gateway.protocols.chat.tool_forms import CUSTOM_TOOLS, FUNCTIONS
 from gateway.protocols.common.bodies import LLAMA_SERVER, OPENAI_REMOTE, VLLM_BACKENDS
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.json_dialect import JSON_DIALECT
@@ -57,6 +58,11 @@ def _translation(engine_path: str, dialect: Dialect) -> ServingOption:
     return ServingOption(engine_path, dialect, engine_path)
 
 
+def _chat(path: str) -> tuple[ServingOption, ...]:
+    """Return the options for chat completions: as they are, or with tools of other forms."""
+    return tuple([_passthrough(path, dialect) for dialect in (CHAT, CUSTOM_TOOLS, FUNCTIONS)])
+
+
 _MESSAGES_PATH: Final = "/v1/messages/"
 _FLAWED_MESSAGES: Final = (LLAMA_SERVER, *VLLM_BACKENDS)
 """Backends with flaws in `/v1/messages`. llama-server ignores named tool choices, `none`, structured output, documents
@@ -64,8 +70,8 @@ and the order of tool results, never reports `stop_sequence`, and starts thinkin
 required field. vLLM ignores `thinking` and cached tokens, and shares the last two flaws (according to its source)."""
 
 SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
-    "/v1/chat/completions": (_passthrough("/v1/chat/completions", CHAT),),
-    "/v1/chat/completions/input_tokens": (_passthrough("/v1/chat/completions/input_tokens", CHAT),),
+    "/v1/chat/completions": _chat("/v1/chat/completions"),
+    "/v1/chat/completions/input_tokens": _chat("/v1/chat/completions/input_tokens"),
     "/v1/completions": (
         _passthrough("/v1/completions", COMPLETIONS),
         _translation("/v1/chat/completions", COMPLETIONS_VIA_CHAT),

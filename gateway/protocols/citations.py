@@ -21,12 +21,13 @@ _DONE: Final = b"data: [DONE]"
 class _AnnotatedStream(WrappedStream, ABC):
     """Base of the `EventStream`s that add citations and sources to the events of the inner stream."""
 
-    __slots__ = ("_events", "_passages")
+    __slots__ = ("_events", "_notice", "_passages")
 
-    def __init__(self, events: EventStream, passages: Sequence[Passage]) -> None:
-        """`passages`: what the model got, in the order of their numbers, from 1."""
+    def __init__(self, events: EventStream, passages: Sequence[Passage], notice: str | None = None) -> None:
+        """`passages`: what the model got, in the order of their numbers, from 1. `notice`: the search's."""
         self._events = events
         self._passages = passages
+        self._notice = notice
 
     def feed_data(self, chunk: bytes) -> bytes:
         return self._annotate(self._events.feed_data(chunk))
@@ -39,15 +40,15 @@ class _AnnotatedStream(WrappedStream, ABC):
         """Return whole events with what is due by now."""
 
 
-def annotate_completion_body(body: bytes, passages: Sequence[Passage]) -> bytes:
-    """Return the JSON of a whole chat completion with `annotations` of each message, and `sources`. `passages`: what
-    the model got, in the order of their numbers, from 1. A body that is no completion, such as an error, is returned
-    unchanged."""
+def annotate_completion_body(body: bytes, passages: Sequence[Passage], notice: str | None = None) -> bytes:
+    """Return the JSON of a whole chat completion with `annotations` of each message, and `describe_sources`.
+    `passages`: what the model got, in the order of their numbers, from 1. `notice`: the search's. A body that is no
+    completion, such as an error, is returned unchanged."""
     fields = decode_json(body)
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
         return body
     _annotate_completion(fields, passages)
-    return encode_json(fields)
+    return encode_json(fields | describe_sources(passages, notice))
 
 
 class AnnotatedChat(_AnnotatedStream):
@@ -56,8 +57,8 @@ class AnnotatedChat(_AnnotatedStream):
 
     __slots__ = ("_collector", "_is_annotated")
 
-    def __init__(self, events: EventStream, passages: Sequence[Passage]) -> None:
-        super().__init__(events, passages)
+    def __init__(self, events: EventStream, passages: Sequence[Passage], notice: str | None = None) -> None:
+        super().__init__(events, passages, notice)
         self._collector = ChatCollector(is_chat=True)
         self._is_annotated = False
 
@@ -71,7 +72,8 @@ class AnnotatedChat(_AnnotatedStream):
         completion = None if result is None or result[0] >= 400 else decode_json(result[1])
         if not isinstance(completion, dict):
             return events
-        chunk = json.dumps(_build_last_chunk(completion, self._passages), ensure_ascii=False).encode()
+        last = _build_last_chunk(completion, self._passages) | describe_sources(self._passages, self._notice)
+        chunk = json.dumps(last, ensure_ascii=False).encode()
         return events[:position] + b"data: " + chunk + b"\n\n" + events[position:]
 
 
@@ -81,7 +83,6 @@ def _annotate_completion(completion: Fields, passages: Sequence[Passage]) -> Non
         if isinstance(message, dict):
             content = message.get("content")
             message["annotations"] = _annotations(content if isinstance(content, str) else "", passages)
-    completion["sources"] = describe_sources(passages)
 
 
 def _annotations(text: str, passages: Sequence[Passage]) -> list[Fields]:
@@ -108,19 +109,20 @@ def _build_last_chunk(completion: Fields, passages: Sequence[Passage]) -> Fields
         for choice in completion["choices"]
     ]
     chunk: Fields = {name: completion[name] for name in ("id", "created", "model") if name in completion}
-    return {**chunk, "object": "chat.completion.chunk", "choices": choices, "sources": completion["sources"]}
+    return {**chunk, "object": "chat.completion.chunk", "choices": choices}
 
 
-def annotate_message_body(body: bytes, passages: Sequence[Passage]) -> bytes:
-    """Return the JSON of a whole message with `citations` of each text block, and `sources`. `passages`: what the model
-    got, in the order of their numbers, from 1. A body that is no message, such as an error, is returned unchanged."""
+def annotate_message_body(body: bytes, passages: Sequence[Passage], notice: str | None = None) -> bytes:
+    """Return the JSON of a whole message with `citations` of each text block, and `describe_sources`. `passages`: what
+    the model got, in the order of their numbers, from 1. `notice`: the search's. A body that is no message, such as an
+    error, is returned unchanged."""
     message = decode_json(body)
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return body
     for block in message["content"]:
         if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
             block["citations"] = [_describe_citation(each) for each in find_citations(block["text"], passages)]
-    return encode_json({**message, "sources": describe_sources(passages)})
+    return encode_json({**message, **describe_sources(passages, notice)})
 
 
 class AnnotatedMessage(_AnnotatedStream):
@@ -129,8 +131,8 @@ class AnnotatedMessage(_AnnotatedStream):
 
     __slots__ = ("_texts",)
 
-    def __init__(self, events: EventStream, passages: Sequence[Passage]) -> None:
-        super().__init__(events, passages)
+    def __init__(self, events: EventStream, passages: Sequence[Passage], notice: str | None = None) -> None:
+        super().__init__(events, passages, notice)
         self._texts: dict[object, list[str]] = {}
         """The text of each open block, by its index."""
 
@@ -141,7 +143,7 @@ class AnnotatedMessage(_AnnotatedStream):
         fields = decode_json(data_of(event))
         kind = fields.get("type") if isinstance(fields, dict) else None
         if kind == "message_start" and isinstance(fields.get("message"), dict):
-            message = {**fields["message"], "sources": describe_sources(self._passages)}
+            message = {**fields["message"], **describe_sources(self._passages, self._notice)}
             return encode_event("message_start", {**fields, "message": message})
         if kind == "content_block_start":
             self._add_text(fields.get("index"), fields.get("content_block"))

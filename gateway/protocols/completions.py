@@ -16,12 +16,12 @@ from gateway.protocols.common.field_reader import (
 )
 from gateway.protocols.common.json_bytes import json_bytes, quote_text
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import check_as_chat
 from gateway.protocols.common.streams import DONE
 from gateway.protocols.via_chat import ViaChatDialect
 
-_NEVER: Final = ("echo", "suffix", "logprobs", "best_of", "n")
 _READ: Final = frozenset(
-    {"model", "prompt", "stream", "stream_options", "max_tokens", "stop", *_NEVER}
+    {"model", "prompt", "stream", "stream_options", "max_tokens", "stop", "echo", "suffix", "logprobs", "best_of", "n"}
     # These mean nothing in a completion, but something in a chat.
     | {"messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"}
 )
@@ -32,11 +32,7 @@ def read_prompt(fields: Fields) -> Prompt:
     """Return what a request for a completion asks for, as a conversation of one user message. Raises RoundhouseError
     `invalid_request`, also for what a chat completion cannot answer: several prompts, an empty one or one of tokens,
     `echo`, `suffix`, `logprobs` (0 too), and a `best_of` or `n` other than 1."""
-    for name in _NEVER:
-        if _is_unsupported(name, fields.get(name)):
-            raise field_error(
-                name, f"cannot be had: this model's engine knows conversations alone; {describe_value(fields[name])}"
-            )
+    check_as_chat(fields, "completions")
     passed_fields = {name: value for name, value in fields.items() if name not in _READ}
     thinking: Literal["enabled", "disabled"] | None = None
     if isinstance(passed_fields.get("thinking"), str):  # any other type is the engine's own field
@@ -48,15 +44,6 @@ def read_prompt(fields: Fields) -> Prompt:
         thinking=thinking,
         passed_fields=passed_fields,
     )
-
-
-def _is_unsupported(name: str, value: Any) -> bool:
-    """Whether the value asks for more than one completion, or for more than its text."""
-    if name in ("best_of", "n"):
-        return value is not None and value != 1
-    if name == "logprobs":
-        return value is not None and value is not False
-    return bool(value)
 
 
 def _prompt(value: Any) -> str:
@@ -147,6 +134,8 @@ def _usage(tokens: Tokens) -> Fields:
 
 class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
     """Dialect of `/v1/completions` for engines that serve chat completions alone: the prompt becomes a user message."""
+
+    form: str | None = "completions"
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         return read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))

@@ -9,7 +9,13 @@ from typing import Any, Final
 
 from contract.errors import RoundhouseError
 from contract.routing import ModelRoute
-from gateway.protocols.chat.dialect import adapt_fields, adapt_thinking, ask_for_prompt_tokens, narrow_tools
+from gateway.protocols.chat.dialect import (
+    LEGACY_FIELDS,
+    adapt_fields,
+    adapt_thinking,
+    ask_for_prompt_tokens,
+    narrow_tools,
+)
 from gateway.protocols.chat.prompt_progress import read_progress
 from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector, normalize_message
 from gateway.protocols.common import errors
@@ -45,6 +51,7 @@ from gateway.protocols.common.conversation import (
 from gateway.protocols.common.dialect import EventStream, StreamCollector, count_of, usage_of
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import check_effects, rename_param
 from gateway.protocols.common.streams import NO_JSON, EventReader, differs_as_stream, wants_probabilities
 
 _FINISHES: dict[str, Finish] = {
@@ -310,6 +317,8 @@ class ViaChatBase(ABC):
     `ViaChatDialect` for answers and of `TokenCountDialect`."""
 
     may_flow: bool = False
+    form: str | None
+    """Form of the client's requests, of `request_fields.PARAMS`."""
 
     @abstractmethod
     def read_request(self, request: InferenceRequest) -> Prompt:
@@ -346,6 +355,11 @@ class ViaChatBase(ABC):
         check_prompt(prompt, route.capabilities, route.name)
         _check_constraints(prompt, route)
         check_foreign_fields(dict(prompt.passed_fields), CHAT_FIELDS, route)
+        check_effects(prompt.passed_fields, "chat", route)
+        for name in LEGACY_FIELDS:
+            if prompt.passed_fields.get(name):
+                message = f"`{name}` is a field of chat completions: declare `tools`, and choose one by `tool_choice`."
+                raise RoundhouseError("not_supported", message, param=name, status=400)
         request.continues_text = route.backend in VLLM_BACKENDS and bool(vllm_fields(prompt))
         is_repeated = route.backend == LLAMA_SERVER
         request.repeated_turn = _whole_turn(repeated_turn(prompt), request) if is_repeated else None
@@ -393,7 +407,7 @@ class ViaChatDialect(ViaChatBase):
         return json_bytes(fields)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        return TranslatedStream(self.open_writer(request), request)
+        return TranslatedStream(self.open_writer(request), request, self.form)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         prompt = request.prompt
@@ -445,6 +459,7 @@ class TranslatedStream(EventReader):
         "_calls",
         "_continues_text",
         "_finish",
+        "_form",
         "_has_begun",
         "_has_ended",
         "_is_over",
@@ -457,10 +472,12 @@ class TranslatedStream(EventReader):
         "_writer",
     )
 
-    def __init__(self, writer: AnswerWriter, request: InferenceRequest) -> None:
+    def __init__(self, writer: AnswerWriter, request: InferenceRequest, form: str | None) -> None:
         """`writer` must be a new one. What the engine repeats of `request` is removed from the answer, and what it
-        takes for thoughts may be text (`repeated_turn`, `continues_text`)."""
+        takes for thoughts may be text (`repeated_turn`, `continues_text`). `form`: of the client's request, for the
+        field that an error names (`rename_param`)."""
         super().__init__()
+        self._form = form
         self._writer = writer
         self._request_id = request.id
         self._repeated_text, self._repeated_thought = _turn_texts(request.repeated_turn)
@@ -581,7 +598,8 @@ class TranslatedStream(EventReader):
         if self._is_over:
             return
         envelope = errors.complete_error(errors.status_of(error), {"error": error}, b"", self._request_id)
-        self._out.append(self._writer.fail_answer(envelope["error"]))
+        named = {**envelope["error"], "param": rename_param(envelope["error"]["param"], self._form)}
+        self._out.append(self._writer.fail_answer(named))
         self._is_over = True
 
 

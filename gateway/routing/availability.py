@@ -89,7 +89,8 @@ def refusal_of(route: ModelRoute, now: float, *, is_for_admin: bool = False) -> 
         code = "LITERT_INIT_FAILED"
     is_remote_down = route.state == ModelState.FAILED and route.remote_probe is not None and wait_s is not None
     error_class = RemoteDownError if is_remote_down else RoundhouseError
-    return error_class(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)
+    message = f"The model {route.name!r} {text}{detail_text}"
+    return error_class(code, message, param="model", retry_after_s=wait_s, model=route.name)
 
 
 def reason_of(route: ModelRoute, *, is_for_admin: bool = False) -> str | None:

@@ -23,8 +23,9 @@ ROUTER_STATES: Final[Mapping[ModelState, RouterState]] = {
     ModelState.UNLOADED: "unloaded",
     ModelState.LOADING: "loading",
     ModelState.LOADED: "loaded",
-    # llama-server's router has no such states. A failed model is unloaded there, with `failed` set.
-    ModelState.UNLOADING: "unloaded",
+    # llama-server's router has no such states. A model that is ending stays loaded there until its engine has ended:
+    # `unloaded` says that it can be loaded and deleted. A failed model is unloaded there, with `failed` set.
+    ModelState.UNLOADING: "loaded",
     ModelState.FAILED: "unloaded",
 }
 """The state of a model as llama-server's router calls it, while its files are not being downloaded."""

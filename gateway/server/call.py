@@ -13,6 +13,7 @@ from contract.errors import RoundhouseError
 from gateway.protocols.common.large_body import LARGE_BYTES, READING_COPIES, LargeBody
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyRoom
+from gateway.server.compressed_body import FREE_BYTES, GZIP_START, MOST_EXPANSION, GzipBody, is_gzip
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CLOSE: Final = b"connection: close\r\n"
@@ -87,9 +88,11 @@ class ClientCall:
     __slots__ = (
         "_body",
         "_connection",
+        "_gzip",
+        "_held_parts",
         "_is_begun",
-        "_is_too_large",
         "_opener",
+        "_refusal",
         "_size",
         "body_complete",
         "disconnected",
@@ -138,11 +141,21 @@ class ClientCall:
         self._body: bytes | bytearray | LargeBody = b""
         """The body so far. Most arrive in one part, kept as it is; a list of many parts would take more memory."""
         self._size = 0
-        self._is_too_large = False
+        self._gzip: GzipBody | None = None
+        """Decompresses the body; None: it came as it is."""
+        self._held_parts: list[bytes] = []
+        """Parts of a compressed body that came before it was known who asks."""
+        self._refusal: RoundhouseError | None = None
+        """Why the body is not taken; None: nothing is wrong so far."""
         self._is_begun = False
         self.body_complete = False
         self.response_complete = False
         self.disconnected = False
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the body is decompressed as it comes: each part costs more than its bytes."""
+        return self._gzip is not None
 
     @property
     def local_address(self) -> str | None:
@@ -154,13 +167,25 @@ class ClientCall:
     def take_body(self, part: bytes) -> None:
         """Add a part of the body. Parts that arrive after the answer's end are dropped.
 
-        A body above `max_body_bytes` is dropped, too, and the next `serve_request` refuses it. Raises nothing.
+        A body above `max_body_bytes`, or one by gzip that cannot be decompressed, is dropped, too, and the next
+        `serve_request` refuses it. Raises nothing.
         """
-        self._size += len(part)
-        if self.response_complete:
+        if self.response_complete or self._refusal is not None:
             return
+        if self._gzip is None and part[:1] == GZIP_START and not self._size and is_gzip(self.headers):
+            self._gzip = GzipBody(self._connection.max_body_bytes)
+        if self._gzip is None:
+            self._add_part(part)
+        elif self.handler is None:
+            self._held_parts.append(part)  # until it is known who asks
+        else:
+            self._add_part(self._decompress(self._gzip, part))
+
+    def _add_part(self, part: bytes) -> None:
+        self._size += len(part)
         if self._size > self._connection.max_body_bytes:
-            self._is_too_large = True
+            self._refusal = self._too_large_error()
+        if self._refusal is not None:
             self._drop_body()
         elif isinstance(self._body, LargeBody):
             self._body.add_part(part)
@@ -176,13 +201,23 @@ class ClientCall:
                 self._body = bytearray(self._body)
             self._body += part
 
+    def _decompress(self, gzip: GzipBody, part: bytes) -> bytes:
+        try:
+            return gzip.decompress(part)
+        except RoundhouseError as error:
+            self._refusal = error
+            return b""
+
     def _reserve_room(self) -> BodyRoom:
         length = next((int(value) for name, value in self.headers if name == b"content-length"), None)
+        if self._gzip is not None and length is not None:
+            length = max(FREE_BYTES, MOST_EXPANSION * length)  # at most: how much it will be, nobody has said
         most = self._connection.max_body_bytes
         return self._connection.reserve_body(self.reading_copies * (most if length is None else min(length, most)))
 
     def _drop_body(self) -> None:
         body, self._body = self._body, b""
+        self._held_parts = []
         if isinstance(body, LargeBody):
             body.free()
 
@@ -203,8 +238,10 @@ class ClientCall:
             self.handler = handler
             if not self.body_complete:
                 self._check_content_length()
-        if self._is_too_large:
-            handler.fail_request(self._too_large_error())
+        if self._gzip is not None:
+            self._take_compressed(self._gzip)
+        if self._refusal is not None:
+            handler.fail_request(self._refusal)
         elif self.body_complete and not self._is_begun:
             self._is_begun = True
             body, self._body = self._body, b""
@@ -214,13 +251,22 @@ class ClientCall:
             else:
                 handler.take_body(bytes(body))
 
+    def _take_compressed(self, gzip: GzipBody) -> None:
+        """Decompress what came before it was known who asks, and check the end of a body that is complete."""
+        held_parts, self._held_parts = self._held_parts, []
+        for part in held_parts:
+            if self._refusal is None:
+                self._add_part(self._decompress(gzip, part))
+        if self.body_complete and self._refusal is None:
+            self._refusal = gzip.find_problem()
+
     def _is_answered(self) -> bool:
         return self.response_complete
 
     def _check_content_length(self) -> None:
         content_length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         if int(content_length) > self._connection.max_body_bytes:
-            self._is_too_large = True
+            self._refusal = self._too_large_error()
         elif self.expects_continue:
             self._connection.send_continue()
 

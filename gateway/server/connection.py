@@ -129,7 +129,7 @@ class ClientConnection(RequestReader):
             self._current_call.serve_request()
         if len(data) > _ONE_READ_BYTES and isinstance(self.cycle, ClientCall) and not self.cycle.body_complete:
             self._bytes_in_turn += len(data)
-            if self._bytes_in_turn > TURN_BYTES:
+            if self._bytes_in_turn > TURN_BYTES or self.cycle.is_compressed:
                 self.flow.pause_reading()
                 self.loop.call_soon(self._begin_turn)
 

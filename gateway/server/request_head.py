@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from contract.errors import RoundhouseError
 from gateway.server.asgi import Header
+from gateway.server.compressed_body import GZIP_CODINGS, explain_coding, find_codings
 
 _SCHEMES: Final = (b"http://", b"https://")
 _PATH_END: Final = re.compile(rb"[?#]")
@@ -21,6 +22,7 @@ _OTHER_NAMES: Final[Mapping[bytes, bytes]] = {
 ROUTER_PROPS_PATH: Final = b"/router/props"
 """The route that `GET /props` means where no model is named."""
 _PROPS_PATH: Final = b"/props"
+_SPARE_SLASHES: Final = re.compile(rb"//+")
 _NAMED_MODEL: Final = re.compile(rb"[?&]model=[^&#]")
 _BARE: Final = re.compile(
     rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?"
@@ -68,9 +70,22 @@ def with_declared_path(method: bytes, target: bytes) -> bytes:
     name = unquote_to_bytes(path) if b"%" in path else path
     if (declared_path := _OTHER_NAMES.get(name)) is not None:
         return declared_path + target[len(path) :]
-    if name == _PROPS_PATH and method == b"GET" and not _NAMED_MODEL.search(target, len(path)):
+    if name == _PROPS_PATH and method in (b"GET", b"HEAD") and not _NAMED_MODEL.search(target, len(path)):
         return ROUTER_PROPS_PATH + target[len(path) :]
     return b"/v1" + target if _BARE.fullmatch(name) else target
+
+
+def without_spare_slashes(path: bytes) -> bytes:
+    """Return a path with one slash where several follow each other, and without the last one, unless it is all there
+    is. `path`: percent-encoded, without its query; an encoded slash (`%2F`) is left."""
+    return _SPARE_SLASHES.sub(b"/", path).rstrip(b"/") or b"/"
+
+
+def without_prefix(target: bytes, prefix: bytes) -> bytes:
+    """Return a target without the prefix under which a proxy serves the gateway; one that is not below it is returned
+    unchanged. `prefix`: begins with a slash, and does not end with one."""
+    is_below = target.startswith(prefix) and target[len(prefix) : len(prefix) + 1] == b"/"
+    return target[len(prefix) :] if is_below else target
 
 
 def check_protocol(method: bytes, version: str) -> None:
@@ -116,14 +131,13 @@ def check_transfer_coding(headers: Iterable[Header]) -> None:
 
 
 def explain_unread_body(error: RoundhouseError, headers: Iterable[Header]) -> RoundhouseError:
-    """Return an `invalid_json` error that names the body's content coding, if `error` has that code and there is a
-    coding.
+    """Return the error `invalid_request` that names the body's content coding, if `error` is `invalid_json` and there
+    is a coding other than gzip.
 
     Otherwise return `error` itself. `error`: why a body could not be read. `headers`: with names in lower case. The
     caller raises the result.
     """
-    codings = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
-    if error.entry.code != "invalid_json" or not codings or codings == ["identity"]:
+    codings = find_codings(headers)
+    if error.entry.code != "invalid_json" or not codings or codings in GZIP_CODINGS:
         return error
-    message = f"Bodies with Content-Encoding: {', '.join(codings):.100} are not decoded: send JSON as it is."
-    return RoundhouseError("invalid_json", message)
+    return explain_coding(codings)

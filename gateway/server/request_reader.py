@@ -31,6 +31,8 @@ from gateway.server.request_head import (
     in_origin_form,
     wants_websocket,
     with_declared_path,
+    without_prefix,
+    without_spare_slashes,
     without_upgrade,
 )
 from gateway.server.websocket import MessageSession, WebSocketConnection
@@ -53,6 +55,8 @@ class ClientLimits:
     """Seconds without a request after which the connection is closed."""
     max_body_bytes: int
     """Maximum number of bytes of a request's body, and of a WebSocket message."""
+    path_prefix: bytes = b""
+    """What the path of a request may begin with, and is taken off; empty: nothing."""
 
     @property
     def shortest_s(self) -> float:
@@ -158,7 +162,8 @@ class RequestReader(HttpToolsProtocol):
         """Switch to the protocol that a request asks for, and return whether it did. `data`: bytes after the head."""
         if not wants_websocket(self.parser.get_method(), self.parser.get_http_version(), self.headers):
             return False
-        opener = self._direct.find_websocket(self.url.partition(b"?")[0])
+        path = without_prefix(self.url, self._limits.path_prefix).partition(b"?")[0]
+        opener = self._direct.find_websocket(path)
         return opener is not None and self._begin_websocket(opener, self.headers, data)
 
     def read_requests(self, data: bytes) -> RoundhouseError | None:
@@ -231,14 +236,30 @@ class RequestReader(HttpToolsProtocol):
         self._idle_bytes = 0
         if self.url[:1] != b"/":
             self.url, self.headers = in_origin_form(self.url, self.headers)
+        if self._limits.path_prefix:
+            self.url = without_prefix(self.url, self._limits.path_prefix)
         self.url = with_declared_path(method, self.url)
         path, _, query = self.url.partition(b"?")
         opener = self._direct.open_request(method, path)
+        if opener is None and (path[-1:] == b"/" or b"//" in path):
+            opener, path = self._open_without_spare_slashes(method, path)
         if opener is None:
             self._begin_framework()
         else:
             self._begin_call(opener, method, path, query, is_http_1_1=version == "1.1")
         self.headers = []  # trailers are no headers
+
+    def _open_without_spare_slashes(
+        self, method: bytes, path: bytes
+    ) -> tuple[Callable[[ClientCall], Handler] | None, bytes]:
+        """Return what serves an inference request whose path has doubled slashes or ends with one, None if nothing
+        does, and the path."""
+        tidy = with_declared_path(method, without_spare_slashes(path))
+        opener = self._direct.open_request(method, tidy)
+        if opener is None and path[:2] == b"//":
+            # The parser would take its first part for a host.
+            self.url = with_declared_path(method, b"/" + self.url.lstrip(b"/"))
+        return opener, path if opener is None else tidy
 
     def _begin_framework(self) -> None:
         url, headers, expects_continue = self.url, self.headers, self.expect_100_continue

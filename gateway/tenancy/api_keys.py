@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import Final
 
 from contract.errors import RoundhouseError
-from contract.keys import ANONYMOUS_TENANT, Key, KeyScope, ServiceTier
+from contract.keys import DEFAULT_TENANT, Key, KeyScope, ServiceTier
 from contract.routing import ModelRoute
 
 
@@ -94,8 +94,11 @@ def client_id_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 def find_document_tenant(caller: Caller, headers: Sequence[tuple[bytes, bytes]]) -> str:
     """Return whose documents a request is about: those of the key's tenant, whatever the headers say; without a key,
-    those of the client as it names itself (`client_id_of`). `headers`: names in lower case."""
-    return caller.tenant if caller.name is not None else client_id_of(headers).decode("ascii")
+    those of the client that its first `X-Client-Id` names, else of `DEFAULT_TENANT`. `headers`: names in lower case."""
+    if caller.name is not None:
+        return caller.tenant
+    client_text = next((value for name, value in headers if name == b"x-client-id"), b"")
+    return UNFIT_TEXT.sub(b"", client_text[:LONGEST_CLIENT_ID]).strip().decode("ascii") or DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +281,7 @@ def _ranks(tiers: Collection[ServiceTier]) -> dict[str, int]:
     }
 
 
-_EVERYBODY: Final = Key(
-    name=ANONYMOUS_TENANT, sha256=b"", tenant=ANONYMOUS_TENANT, scopes=_ALL_SCOPES, service_tiers=_TIERS
-)
+_EVERYBODY: Final = Key(name="anonymous", sha256=b"", tenant=DEFAULT_TENANT, scopes=_ALL_SCOPES, service_tiers=_TIERS)
 
 
 def _digest_bytes(digest: str) -> bytes:

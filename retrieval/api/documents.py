@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 from starlette.requests import Request
@@ -41,6 +41,7 @@ from retrieval.api.requests import (
 )
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import DocumentKey
+from retrieval.catalog.versions import DocumentCount
 from retrieval.documents import DocumentService
 from retrieval.filters import FilterError, parse_filter
 from retrieval.metrics import RetrievalMetrics
@@ -211,14 +212,18 @@ def _named(request: Request) -> tuple[RequestCaller, DocumentKey]:
 
 
 _MOST_BYTES: Final = 1024 * 1024
-_SPACES: Final = ("",)
+_SPACES: Final = (SPACE,)
+MOST_NAMED: Final = 5
+"""Tenants that the notice of a search without hits names."""
 
 
 class SearchRoutes:
     """The handler of `/v1/search`, over one SearchService. Answered searches are recorded in the metrics."""
 
-    def __init__(self, service: SearchService, metrics: RetrievalMetrics) -> None:
+    def __init__(self, service: SearchService, documents: DocumentService, metrics: RetrievalMetrics) -> None:
+        """`documents`: counts what a search without hits could have found."""
         self._service = service
+        self._documents = documents
         self._metrics = metrics
 
     def handlers(self) -> Handlers:
@@ -230,14 +235,39 @@ class SearchRoutes:
 
         Raises RoundhouseError `body_too_large` above 1 MiB, `invalid_json`, `invalid_request`, and what
         `SearchService.search` raises (sqlite3.Error, too); ClientDisconnect if the client leaves while it sends the
-        body. An answered search is recorded in the metrics.
+        body. An answered search is recorded in the metrics. The notice of one without hits says how many documents the
+        tenant has, and, to a caller with the scope `admin`, which others have some.
         """
         caller = read_caller(request)
         wanted = parse_body(SearchRequest, await read_body(request, _MOST_BYTES))
         began = time.perf_counter()
         result = await self._service.search(caller.tenant, _SPACES, wanted)
         self._metrics.record_search(result, time.perf_counter() - began)
+        if not result.data:
+            counts = await self._documents.count_documents(None if caller.is_admin else caller.tenant, SPACE)
+            words = explain_no_hits(caller.tenant, counts)
+            if not counts and not caller.is_admin:  # so it has a key
+                words += " It has those that were added with a key of the same `tenant`."
+            result = result.model_copy(update={"notice": f"{result.notice} {words}" if result.notice else words})
         return answer_model(result, caller)
+
+
+def explain_no_hits(tenant: str, counts: Mapping[str, DocumentCount]) -> str:
+    """Return in a sentence how many documents a search without hits was about, and which other tenants have some, the
+    largest first. `counts`: by the tenant's name, of those that the caller may know of."""
+    found = ((each.documents, name) for name, each in counts.items() if name != tenant)
+    others = sorted(found, key=lambda each: -each[0])
+    count, searchable = counts.get(tenant, (0, 0))
+    words = f"The tenant {tenant} has {count or 'no'} document{'' if count == 1 else 's'}"
+    if count and searchable == count:
+        words += ", of which none fits"
+    elif count:
+        words += f", of which {searchable} can be searched and none fits" if searchable else ", not searchable yet"
+    if not others:
+        return f"{words}."
+    named = [f"{name} ({count})" for count, name in others[:MOST_NAMED]]
+    more = len(others) - len(named)
+    return f"{words}. Other tenants have some: {', '.join(named)}{f' and {more} more' if more else ''}."
 
 
 class TenantRoutes:

@@ -50,7 +50,9 @@ from retrieval.search import SearchService
 from retrieval.views import build_file, build_search, merge_results
 
 _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
-_PURPOSES: Final = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+_SERVED_PURPOSES: Final = ("assistants", "user_data", "vision")
+_PURPOSES: Final = (*_SERVED_PURPOSES, "batch", "fine-tune", "evals")
+"""By which files are listed; there may be some of the last three, from before they were refused."""
 _MOST: Final = 10_000
 
 
@@ -85,8 +87,10 @@ class FileRoutes:
         caller = read_caller(request)
         _check_form(request)
         async with open_form(request, self._max_bytes, _FIELDS, self._originals) as (values, upload, incoming):
-            if values.get("purpose") not in _PURPOSES:
-                message = f"`purpose` must be one of {', '.join(_PURPOSES)}."
+            if values.get("purpose") not in _SERVED_PURPOSES:
+                message = f"`purpose` must be one of {', '.join(_SERVED_PURPOSES)}."
+                if values.get("purpose") in _PURPOSES:
+                    message += f" Nothing here serves files for {values['purpose']}."
                 raise RoundhouseError("invalid_request", message, param="purpose")
             file = await self._service.add_file(
                 caller.tenant,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from retrieval.catalog.records import Collection
 from retrieval.vector_store.base import CollectionSpec
-from retrieval.vector_store.bm25_options import dump_options, load_options
+from retrieval.vector_store.tokenizer import dump_options, load_options
 
 
 def find_collection(db: sqlite3.Connection, state: Literal["active", "building"]) -> Collection | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
-from retrieval.filters import Combination, Comparison, Filter, Scalar
+from retrieval.filters import Combination, Comparison, Filter, Scalar, read_instant
 
 _MARGIN: Final = 1e-12
 """How far SQLite's reading of a decimal number may be off, as a part of it: it promises 15 digits."""
@@ -64,9 +65,23 @@ def build_filter_condition(node: Filter | None) -> SqlCondition:
 
 
 def _build_ordered(node: Comparison) -> SqlCondition:
-    bound = float(node.values[0])
+    value = node.values[0]
+    if isinstance(value, str):
+        return _build_dated(node.operator, read_instant(value) or 0)
+    bound = float(value)
     comparison, limit = (">=", _lower(bound)) if node.operator in ("gt", "gte") else ("<=", _raise(bound))
     return SqlCondition(f"j.type IN ('integer', 'real') AND CAST(j.value AS REAL) {comparison} ?", (limit,))
+
+
+def _build_dated(operator: str, instant: int) -> SqlCondition:
+    """Compare the days alone: with its zone, an instant may be of the day before or after."""
+    is_lower = operator in ("gt", "gte")
+    try:
+        day = datetime(1970, 1, 1) + timedelta(milliseconds=instant, days=-1 if is_lower else 1)  # noqa: DTZ001 - a day
+    except OverflowError:
+        return SqlCondition("j.type = 'text'")
+    comparison = ">=" if is_lower else "<="
+    return SqlCondition(f"j.type = 'text' AND substr(j.value, 1, 10) {comparison} ?", (day.date().isoformat(),))
 
 
 def _build_equal(values: Sequence[Scalar]) -> SqlCondition:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from retrieval.parsing.base import ChunkingOptions
 from retrieval.vector_store.base import CollectionSpec
-from retrieval.vector_store.bm25_options import Bm25Options
+from retrieval.vector_store.tokenizer import Bm25Options
 
 VersionState = Literal["queued", "parsing", "embedding", "ready", "failed", "garbage"]
 """`queued`: waits for its turn, or for a retry. `ready`: visible. `failed`: is not tried again. `garbage`: replaced or
@@ -116,7 +116,8 @@ class StoredDocument:
 class Chunk:
     """One chunk of a version: its place in the version's text, and the text there. `version` is the version's number;
     `ordinal` counts the version's chunks from 0. `start` and `end` are offsets in bytes of the text in UTF-8, `end`
-    after the last one; `page` counts from 1, None where the format has no pages; `headings` has the outermost first."""
+    after the last one; `page` counts from 1, None where the format has no pages; `headings` has the outermost first,
+    and last the header row of the table that the chunk begins in."""
 
     version: int
     ordinal: int

@@ -13,7 +13,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from retrieval.catalog.conditions import SqlCondition
 from retrieval.catalog.records import DocumentKey, NewVersion, StoredDocument, TenantTotals, Version
@@ -203,6 +203,24 @@ def list_tenants(db: sqlite3.Connection, tenant: str | None = None) -> list[Tena
         values,
     )
     return [TenantTotals(*row) for row in rows]
+
+
+class DocumentCount(NamedTuple):
+    """How many documents a tenant has, and of how many a version can be searched."""
+
+    documents: int
+    searchable: int
+
+
+def count_documents(db: sqlite3.Connection, tenant: str | None, space: str) -> dict[str, DocumentCount]:
+    """Return how many documents each tenant has in a space, by the tenant's name; None: all tenants, else `tenant`
+    alone. A tenant without any is missing. Blocks; raises sqlite3.Error if the catalog fails."""
+    condition, values = ("", ()) if tenant is None else ("tenant = ? AND ", (tenant,))
+    rows = db.execute(
+        f"SELECT tenant, count(*), count(live) FROM documents WHERE {condition}space = ? GROUP BY tenant",
+        (*values, space),
+    )
+    return {tenant: DocumentCount(*counts) for tenant, *counts in rows}
 
 
 def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str]) -> Version | None:

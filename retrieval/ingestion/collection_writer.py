@@ -60,10 +60,17 @@ class CollectionWriter:
         self.points_written = 0
         """Points written since the start of the program, repeated ones included. Only rises."""
 
-    async def write_version(self, collection: Collection, version: Version, on_progress: Callable[[int], None]) -> None:
+    async def write_version(
+        self,
+        collection: Collection,
+        version: Version,
+        on_progress: Callable[[int], None],
+        source: Collection | None = None,
+    ) -> None:
         """Write all points of a version, which is `embedding` or `ready`; the caller flushes the collection. What an
         earlier try has written is written again. If another version has the same chunks (see `find_twin`), its vectors
-        are taken from the collection, and only what the collection lacks is embedded.
+        are taken from the collection, and only what the collection lacks is embedded. `source`: a collection of the
+        same model, from which the version's own vectors are taken instead.
 
         A chunk that is too long for the model gets the mean vector of its parts. Where the model refuses even small
         parts, the chunk's point has no vector, so that searches find it by its words alone; the version's notice says
@@ -83,10 +90,12 @@ class CollectionWriter:
         """
         self.versions_in_use.add(version.number)
         try:
-            twin = await self._catalog.read(lambda db: find_twin(db, version.number))
+            twin: int | None = version.number
+            if source is None:
+                twin = await self._catalog.read(lambda db: find_twin(db, version.number))
             first = left_out = 0
             while chunks := await self._read_next(version.number, first, self._choose_size(collection.model)):
-                vectors = await self._make_vectors(collection, chunks, twin)
+                vectors = await self._make_vectors(collection, chunks, twin, source or collection)
                 _check_dimension(collection, vectors)
                 points = [_point_of(version, chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True)]
                 await self._store.upsert_points(collection.name, points)
@@ -115,13 +124,13 @@ class CollectionWriter:
         return self._sizes.setdefault(model, BatchSize(self._largest))
 
     async def _make_vectors(
-        self, collection: Collection, chunks: Sequence[Chunk], twin: int | None
+        self, collection: Collection, chunks: Sequence[Chunk], twin: int | None, source: Collection
     ) -> Sequence[Sequence[float] | None]:
         if collection.model is None:
             return [None] * len(chunks)
         if twin is None:
             return await self._embed(collection.model, chunks)
-        reused = await self._read_reusable(collection, chunks, twin)
+        reused = await self._read_reusable(source, chunks, twin)
         missing = [chunk for chunk in chunks if chunk.ordinal not in reused]
         made = await self._embed(collection.model, missing) if missing else []
         vectors: dict[int, Sequence[float] | None] = {**reused}

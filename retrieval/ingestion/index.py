@@ -31,7 +31,7 @@ from retrieval.catalog.versions import find_version, list_garbage, remove_garbag
 from retrieval.embedding import ModelClient
 from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError, VersionGoneError
 from retrieval.vector_store.base import CollectionSpec, VectorStore
-from retrieval.vector_store.bm25_options import Bm25Options
+from retrieval.vector_store.tokenizer import Bm25Options
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _UNIT_TOLERANCE: Final = 1e-2
 
 class Index:
     """Knows which collection of the vector store searches use, creates it anew where the vector store has lost it, and
-    builds another one for another embedding model or other options of BM25.
+    builds another one for another embedding model when asked to, and for other options of BM25 by itself.
 
     Call `open` once before anything else, then `fill`. Hold `publish_lock` while a version is made visible, and check
     within it that `active` is still the collection that was written: the lock is also held while a built collection
@@ -78,6 +78,9 @@ class Index:
         """The collection that is to replace `active`, while it is being filled; else None."""
         self._must_rebuild = False
         """Whether `fill` deleted a collection of an unfinished reindex, so that its next call builds another one."""
+        self._has_other_dimension = False
+        """Whether the model's vectors had another dimension than a collection, so that the next one is made for them,
+        even if only its words differ from those of the active one."""
         self.missing = 0
         """Number of visible versions that are not in the active collection, so that searches cannot find them: the
         vector store lost them, and `fill` has not written them again yet."""
@@ -89,8 +92,13 @@ class Index:
         return self.active is not None and not self._is_as_set(self.active)
 
     @property
+    def _has_other_words(self) -> bool:
+        """Whether the active collection differs from what is set in the options of BM25 alone."""
+        return self.needs_reindex and self.active is not None and self.active.model == self.wanted_model
+
+    @property
     def notice(self) -> str | None:
-        """What an operator must do so that searches follow the settings; None: nothing."""
+        """How searches do not follow the settings, and until when; None: they do."""
         return None if self.active is None else describe_change(self.active, self.wanted_model, self.wanted_bm25)
 
     async def open(self, *, is_restored: bool = False) -> None:
@@ -166,14 +174,16 @@ class Index:
 
     async def fill(self) -> None:
         """Write the visible versions that are missing in the active collection. Then finish a collection that an
-        earlier process was building, which takes the place of the active one (see `reindex`). May take hours. Call
-        `open` before; without a collection, nothing is done.
+        earlier process was building, which takes the place of the active one (see `reindex`); and build one if the
+        one that is active then has other options of BM25 than are set. May take hours. Call `open` before; without a
+        collection, nothing is done.
 
         Raises what `CollectionWriter.write_version` raises, except VersionGoneError: VectorStoreError,
         ModelUnavailableError, ModelRefusedError, DimensionChangedError, KeyError or sqlite3.Error. What was written
         stays, and the next call goes on from there; after KeyError, call `replace_lost` first. If the model's vectors
         have another dimension than the collection that is being built, this collection is deleted, and the next call
-        builds another one, as `reindex` does; if another one than the active collection, only `reindex` helps.
+        builds another one, as `reindex` does; if another one than the active collection, only `reindex` helps, unless
+        the active one is to be replaced for its words.
         """
         if (active := self.active) is not None:
             try:
@@ -181,20 +191,28 @@ class Index:
             except KeyError:
                 if self.active == active:
                     raise
-        async with self._build_lock:
-            if self._must_rebuild:
-                await self._build()
-            elif self.building is not None:
-                try:
-                    await self._finish(self.building)
-                except DimensionChangedError:
-                    self._must_rebuild = True
+            except DimensionChangedError:
+                if not self._has_other_words:
                     raise
+        async with self._build_lock:
+            while True:
+                if self._must_rebuild or self._has_other_words:
+                    await self._build()
+                elif self.building is not None:
+                    try:
+                        await self._finish(self.building)
+                    except DimensionChangedError:
+                        self._must_rebuild = True
+                        raise
+                else:
+                    return
 
     async def reindex(self) -> None:
         """Build a new collection for the model and the options of BM25 that are set, even if the active one has the
         same. When it has the points of all visible versions, it becomes the active one, and the old one is deleted. A
         collection that is being built already is completed, unless it is for other settings: then it is dropped first.
+        If only the options of BM25 are others, the vectors of the active collection are taken, and no model is asked,
+        unless it was seen to answer vectors of another dimension.
 
         Call `open` before. May take hours. Raises VectorStoreError, ModelUnavailableError, ModelRefusedError,
         DimensionChangedError, KeyError or sqlite3.Error; the next call then goes on, after DimensionChangedError with a
@@ -227,7 +245,9 @@ class Index:
 
     async def _create(self, state: Literal["active", "building"]) -> Collection:
         model, dimension, is_normalized = self.wanted_model, None, None
-        if model is not None:
+        if self._has_other_words and self.active is not None and not self._has_other_dimension:
+            dimension, is_normalized = self.active.dimension, self.active.is_normalized
+        elif model is not None:
             [vector] = await self._models.embed_texts(model, [_PROBE], is_background=True)
             dimension, is_normalized = len(vector), abs(math.hypot(*vector) - 1.0) < _UNIT_TOLERANCE
         taken = {spec.name for spec in await self._store.list_collections()}
@@ -254,10 +274,16 @@ class Index:
         version = await self._catalog.read(lambda db: find_version(db, number))
         if version is None:
             return False
+        source = self.active if self._has_other_words and collection != self.active else None
+        if source is not None and source.dimension != collection.dimension:
+            source = None
         try:
-            await self._writer.write_version(collection, version, lambda _: None)
+            await self._writer.write_version(collection, version, lambda _: None, source)
         except VersionGoneError:
             return False
+        except DimensionChangedError:
+            self._has_other_dimension = True
+            raise
         return True
 
     async def _finish(self, building: Collection) -> None:
@@ -272,7 +298,8 @@ class Index:
                     old = await self._catalog.write(lambda db: activate_collection(db, building.number))
                 except LookupError:
                     continue  # a version was published meanwhile
-                self.active, self.building, self._must_rebuild = building, None, False
+                self.active, self.building = building, None
+                self._must_rebuild = self._has_other_dimension = False
             await self._count_missing()
             log.info("collection %s serves", building.name)
             if old is not None:
@@ -286,19 +313,19 @@ class Index:
 
 def describe_change(active: Collection, model: str | None, bm25: Bm25Options) -> str | None:
     """Return a text that says how the active collection differs from the settings (`model`: None means no embedding
-    model), and what to do. None: it does not differ."""
+    model), and until when. None: it does not differ."""
     changes = []
     if active.model != model:
         changes.append(f"the embedding model {active.model or 'none'}, and set is {model or 'none'}")
     if active.bm25.language != bm25.language:
         changes.append(f"words in the language {active.bm25.language}, and set is {bm25.language}")
     elif active.bm25 != bm25:
-        changes.append("other parameters of BM25 than this version of Roundhouse sets")
+        changes.append("words by other rules than this version of Roundhouse has")
     if not changes:
         return None
-    return (
-        f"The index has {'; '.join(changes)}. `roundhouse rag reindex` builds it anew; until then the old one serves."
-    )
+    how = "It is being built anew" if active.model == model else "`roundhouse rag reindex` builds it anew"
+    dates = ", and ranges of dates miss older documents" if active.bm25.version < bm25.version else ""
+    return f"The index has {'; '.join(changes)}. {how}; until then the old one serves{dates}."
 
 
 def choose_name(model: str | None, dimension: int | None, taken: set[str]) -> str:

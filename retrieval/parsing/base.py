@@ -7,9 +7,11 @@ raw bytes of an answer are the text in UTF-8; its JSON has the places of chunks 
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast, get_args
@@ -65,8 +67,8 @@ class ChunkSpan:
     text: str
     """The text between both."""
     headings: tuple[str, ...]
-    """Headings above the chunk, the outermost first; empty where the format has none. A heading that the chunk begins
-    with is in its text, and not among these."""
+    """Headings above the chunk, the outermost first, and then the header row of the table that the chunk begins in, cut
+    to a quarter of a chunk; empty where there are none. What the chunk begins with is in its text, not among these."""
     page: int | None
     """Page (slide, sheet) that the chunk begins on, from 1; None where the format has none."""
 
@@ -124,7 +126,7 @@ class TextBuilder:
     """Builds the text of one file from blocks and lines, and records where its pages begin."""
 
     def __init__(self, limits: ParsingLimits) -> None:
-        self._limits = limits
+        self.limits: Final = limits
         self._parts: list[str] = []
         self._length = 0
         self._bytes = 0
@@ -139,8 +141,8 @@ class TextBuilder:
         Raises:
             ParsingError: `document_too_large`: there are more pages than `limits.max_pages`.
         """
-        if len(self.page_starts) >= self._limits.max_pages:
-            raise ParsingError("document_too_large", f"the document has more than {self._limits.max_pages} pages")
+        if len(self.page_starts) >= self.limits.max_pages:
+            raise ParsingError("document_too_large", f"the document has more than {self.limits.max_pages} pages")
         self.page_starts.append(self._length + 2 if self._parts else 0)
         self._was_line = False
 
@@ -154,8 +156,12 @@ class TextBuilder:
         self._add(text, "\n\n")
         self._was_line = False
 
+    def add_paragraph(self, text: str) -> None:
+        """Add a block that is no heading, although it may begin with `#`: that is escaped. As `add_block` else."""
+        self.add_block("\\" + text if text.startswith("#") else text)
+
     def add_line(self, text: str) -> None:
-        """Add a row of a table or an item of a list. It follows the line that the last `add_line` added without an
+        """Add an item of a list. It follows the line that the last `add_line` added without an
         empty line, unless a block, a page or `end_lines` came between. Blank text is left out.
 
         Raises:
@@ -165,7 +171,7 @@ class TextBuilder:
         self._was_line = True
 
     def end_lines(self) -> None:
-        """Let the next `add_line` begin after an empty line, so that two tables or lists stay apart."""
+        """Let the next `add_line` begin after an empty line, so that two lists stay apart."""
         self._was_line = False
 
     def build(self) -> str:
@@ -179,11 +185,125 @@ class TextBuilder:
         if not self._parts:
             separator = ""
         self._bytes += len(text.encode("utf-8", "replace")) + len(separator)
-        if self._bytes > self._limits.max_text_bytes:
-            limit = self._limits.max_text_bytes
+        if self._bytes > self.limits.max_text_bytes:
+            limit = self.limits.max_text_bytes
             raise ParsingError("document_too_large", f"the document's text is larger than {limit} bytes")
         self._parts += (separator, text)
         self._length += len(separator) + len(text)
+
+
+_MOST_FILLED: Final = 32
+"""Columns of a table whose short rows get empty cells up to its width, and of a merged cell that repeat its text."""
+LONGEST_REPEATED: Final = 200
+"""Characters of a merged cell's text that its other columns and rows repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table, perhaps a merged one."""
+
+    text: str
+    """Any text: blanks and line breaks in it become single blanks, and `|` is escaped."""
+    columns: int = 1
+    """Columns that it covers, from its own on."""
+    rows: int = 1
+    """Rows that it covers, from its own on. Cells of later rows that it covers are not given to `add_row`."""
+    is_continued: bool = False
+    """It is the lower part of the cell above it, for formats that say so instead of counting `rows`."""
+
+
+class Table:
+    """Collects the rows of one table, and writes them as Markdown. The first row that has a text is the header.
+
+    All columns and rows that a merged cell covers repeat its text, so that each row can be read by itself; long texts
+    (over 200 characters) are not repeated, nor is that of a cell alone in its row.
+    """
+
+    def __init__(self, limits: ParsingLimits) -> None:
+        self._limit = limits.max_text_bytes
+        self._size = 0
+        self._lines: list[str] = []
+        self._widths = array("L")
+        """Cells of each line. There may be millions of them."""
+        self._covered: dict[int, tuple[int, str]] = {}
+        """By column: the rows below the last one that a merged cell covers, and its text."""
+        self._last: list[str] = []
+
+    def add_row(self, cells: Sequence[Cell]) -> None:
+        """Add a row. One without a text of its own is left out.
+
+        Raises:
+            ParsingError: `document_too_large`: the table is larger than the whole text may be.
+        """
+        if not self._covered and all(cell.columns == 1 == cell.rows and not cell.is_continued for cell in cells):
+            self._last = row = [_escape_cell(cell.text) for cell in cells]
+            if any(row):
+                self._add_line(row)
+            return
+        row = []
+        below: dict[int, tuple[int, str]] = {}
+        for cell in cells:
+            self._fill(row, below)
+            at = len(row)
+            text = _escape_cell(cell.text)
+            if cell.is_continued and not text and at < len(self._last):
+                text = self._last[at] if len(self._last[at]) <= LONGEST_REPEATED else ""
+            columns = max(1, min(cell.columns, _MOST_FILLED)) if len(cells) > 1 else 1
+            repeated = text if len(text) <= LONGEST_REPEATED else ""
+            if cell.rows > 1:
+                below |= dict.fromkeys(range(at, at + columns), (cell.rows - 1, repeated))
+            row += [text, *[repeated] * (columns - 1)]
+        for at in sorted(self._covered):  # those before the row's end lie under a merged cell of its own
+            row += [""] * (at - len(row))
+            self._fill(row, below)
+        self._covered = below
+        self._last = row
+        if any(cell.text and not cell.text.isspace() for cell in cells):
+            self._add_line(row)
+        else:
+            self._count(len(row))  # it took its time
+
+    def add_texts(self, texts: Iterable[str]) -> None:
+        """Add a row of cells that are not merged, as `add_row` does, and raise the same."""
+        row = [_escape_cell(text) for text in texts]
+        if any(row):
+            self._add_line(row)
+
+    def render(self) -> str:
+        """Return the table as Markdown, "" if it has no row. A single cell is no table: its text is returned. Call it
+        once."""
+        if not self._lines:
+            return ""
+        width = max(self._widths)
+        if width == len(self._lines) == 1:
+            return self._lines[0].removeprefix("| ").removesuffix(" |").replace("\\|", "|")
+        for number, count in enumerate(self._widths if width <= _MOST_FILLED else self._widths[:1]):
+            if count < width:
+                self._lines[number] += "  |" * (width - count)
+        return "\n".join(itertools.chain((self._lines[0], "|" + " --- |" * width), self._lines[1:]))
+
+    def _fill(self, row: list[str], below: dict[int, tuple[int, str]]) -> None:
+        """Add the cells that those of rows above cover, from the end of `row` on."""
+        while held := self._covered.pop(len(row), None):
+            left, text = held
+            if left > 1:
+                below[len(row)] = left - 1, text
+            row.append(text)
+
+    def _add_line(self, row: Sequence[str]) -> None:
+        line = f"| {' | '.join(row)} |"
+        self._count(len(line))
+        self._lines.append(line)
+        self._widths.append(len(row))
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self._limit:
+            raise ParsingError("document_too_large", f"the document's text is larger than {self._limit} bytes")
+
+
+def _escape_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 FRAME_HEAD: Final = struct.Struct(">4sII")

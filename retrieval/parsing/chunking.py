@@ -31,6 +31,8 @@ once: 8 to 14 MB/s, where semantic-text-splitter with a callback for sizes count
 
 from __future__ import annotations
 
+import csv
+import itertools
 import re
 from array import array
 from bisect import bisect_right
@@ -56,12 +58,15 @@ def count_tokens_between(text: str, start: int, end: int) -> int:
     return len(TOKEN.findall(text, start, end))
 
 
-Structure = Literal["markdown", "prose", "lines"]
+Structure = Literal["markdown", "prose", "lines", "records"]
 """`markdown`: headings, lists, tables, fenced code. `prose`: paragraphs of sentences. `lines`: code and data, where a
-line is the smallest part and indentation tells what belongs together."""
+line is the smallest part and indentation tells what belongs together. `records`: lines (CSV), of which the first names
+the columns."""
 
 LONGEST_HEADING: Final = 200
 """Characters of a heading that are carried along; the rest is left out."""
+LONGEST_HEADER: Final = 1000
+"""The same of a table's header row."""
 _LINE: Final = re.compile(r"[^\n]*\n?")
 _SENTENCE_END: Final = re.compile(
     r"""[.!?\u2026]["')\]*_\u00bb\u201d\u2019]*[^\S\n]+(?=[^\sa-z])|[\u3002\uff01\uff1f\uff61]["'\uff09\u300d\u300f\u3011\u201d\u2019]*(?=[^\s])"""
@@ -71,6 +76,14 @@ _LIST_ITEM: Final = re.compile(r"[-*+][ \t]|\d{1,9}[.)][ \t]|\|")
 _FRONT_MATTER: Final = re.compile(r"\n?---[ \t]*\r?\n")
 _FENCE: Final = re.compile(r"`{3,}|~{3,}")
 _UNDERLINE: Final = re.compile(r"=+|-+")
+_DELIMITER_ROW: Final = re.compile(r"(?=[^|]*\|)\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
+_CELL_END: Final = re.compile(r"(?<!\\)\|")
+_MOST_TITLES: Final = 3
+_SEPARATORS: Final = ",;\t|"
+_SEPARATOR_LINE: Final = re.compile(r"\s*sep=([^\s\w\"]|\t)\r?\n")
+"""What Excel writes before the first record."""
+_MOST_HEADER_LINES: Final = 10
+_NUMBER: Final = re.compile(r"[-+]?[\d.,]*\d%?")
 _JOINERS: Final = re.compile(r"[\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]")
 """Characters that belong to the one before them: combining accents, joiners, variations and skin tones of emoji."""
 _CLOSERS: Final = (")", "]", "}", "end", "else", "elif", "except", "finally", "catch")
@@ -105,6 +118,17 @@ class Heading:
 
 
 @dataclass(slots=True)
+class TableSpan:
+    """A table of a text, in Markdown or CSV. Offsets are in characters."""
+
+    header: list[tuple[int, str]]
+    """The row that names the columns, and rows above it that have a title alone, each with the offset of its line, and
+    at most `LONGEST_HEADER` characters."""
+    end: int
+    """Offset after the table's last row, blank lines included."""
+
+
+@dataclass(slots=True)
 class Units:
     """The units of a text, in its order. They cover the text, except blank lines at its beginning, and each ends where
     the next begins. The arrays have one element per unit, as texts of 32 MiB have millions of units."""
@@ -116,6 +140,7 @@ class Units:
     tokens: array[int] = field(default_factory=lambda: array("q"))
     """Estimated tokens of the unit."""
     headings: list[Heading] = field(default_factory=list)
+    tables: list[TableSpan] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -137,9 +162,11 @@ def find_units(
     A unit that is larger is divided between words, and a larger word within it. `limit`: at least 1. `page_starts`:
     offsets in characters of pages, ascending; one that is not the start of a line with text is ignored. `headings`:
     those of a text that is not Markdown, in its order; the headings of Markdown are found here, and returned in the
-    result. Never raises for any text; blank text has no units.
+    result, and so are tables. Never raises for any text; blank text has no units.
     """
     units = Units(headings=list(headings))
+    if structure == "records" and (table := _read_first_record(text)):
+        units.tables.append(table)
     lines = _read_markdown(text, units) if structure == "markdown" else _read_lines(text, structure == "prose")
     pages = frozenset(page_starts)
     levels = {heading.start: heading.level for heading in headings}
@@ -248,10 +275,11 @@ def _code_strength(content: str, indentation: int, deepest: int, follows_blank: 
 
 
 def _read_markdown(text: str, units: Units) -> Iterator[_Line]:
-    """Yield the lines of Markdown; headings are noted in `units`."""
+    """Yield the lines of Markdown; headings and tables are noted in `units`."""
     lines = _find_lines(text)
     current = next(lines, None)
     fence, follows_blank, follows_heading, previous = "", True, False, ""
+    table, above = _TableReader(units.tables), 0
     front_matter = _FRONT_MATTER.match(text) is not None
     while current is not None:
         start, end, content = current
@@ -273,13 +301,91 @@ def _read_markdown(text: str, units: Units) -> Iterator[_Line]:
         else:
             is_prose = True
             strength = _markdown_strength(bare, previous, follows_blank)
+        if not is_prose or follows_blank:
+            table.end(start)
+        elif table.take_line(start, bare, above, previous):
+            strength = int(Strength.WORD)
         if follows_heading:
             strength = int(Strength.WORD)
+        above = start
         follows_heading = is_heading or (follows_heading and not bare.strip("=-"))
         follows_blank = text.count("\n", start, end) > 1
         previous = bare
         yield _Line(start, end, strength, is_prose)
         current = following
+    table.end(len(text))
+
+
+class _TableReader:
+    """Notes the tables of Markdown, line by line."""
+
+    def __init__(self, tables: list[TableSpan]) -> None:
+        self._tables = tables
+        self._rows = -1
+        """Rows below the header of the table under way; -1: there is none."""
+
+    def take_line(self, start: int, line: str, above_start: int, above: str) -> bool:
+        """Take a line of text that follows the line `above` at once. Return whether it must not be parted from it: it
+        is the line of dashes below a header, or the first row."""
+        if self._rows < 0:
+            if "|" not in above or not _DELIMITER_ROW.fullmatch(line):
+                return False
+            self._tables.append(TableSpan([(above_start, _shorten_row(above))], start))
+        self._rows += 1
+        header = self._tables[-1].header
+        if 0 < self._rows <= _MOST_TITLES and _count_values(header[-1][1]) < 2:
+            header.append((start, _shorten_row(line)))
+        return self._rows < 2
+
+    def end(self, end: int) -> None:
+        """End the table under way, if there is one."""
+        if self._rows >= 0:
+            self._tables[-1].end = end
+            self._rows = -1
+
+
+def _shorten_row(row: str) -> str:
+    return " ".join(row.split())[:LONGEST_HEADER]
+
+
+def _count_values(row: str) -> int:
+    """Return the number of different values in a row: merged cells repeat theirs."""
+    return len({cell.strip() for cell in _CELL_END.split(row)} - {""})
+
+
+def _read_first_record(text: str) -> TableSpan | None:
+    """Return the table that a CSV is; None: its first record is of numbers alone, and names no columns."""
+    start, separator = 0, ""
+    if found := _SEPARATOR_LINE.match(text):
+        start, separator = found.end(), found.group(1)
+    head = text[start : start + 16 * LONGEST_HEADER]
+    start += len(head) - len(head.lstrip())
+    lines = _LINE.findall(head.lstrip())
+    separator = separator or max(_SEPARATORS, key=lines[0].count)
+    reader = csv.reader(lines, delimiter=separator)
+    try:
+        cells = next(reader)
+    except csv.Error:  # it has a NUL
+        return None
+    record = " ".join("".join(itertools.islice(lines, reader.line_num)).splitlines())
+    if len(record) > LONGEST_HEADER or reader.line_num > _MOST_HEADER_LINES:
+        record = lines[0].strip()  # a quote in it has no end, perhaps
+    if all(_NUMBER.fullmatch(cell.strip()) for cell in cells if cell.strip()):
+        return None
+    return TableSpan([(start, record[:LONGEST_HEADER])], len(text))
+
+
+def _fit_header(header: list[tuple[int, str]], most: int) -> list[tuple[int, str]]:
+    """Cut the rows behind a cell, so that they have at most `most` tokens together; the last row has room first."""
+    fitting: list[tuple[int, str]] = []
+    for start, row in reversed(header):
+        ends = [match.end() for match in TOKEN.finditer(row)]
+        separator = "|" if row.startswith("|") else max(_SEPARATORS, key=row.count)
+        kept = row if len(ends) <= most else row[: max(0, row.rfind(separator, 0, ends[most]))].rstrip()
+        most -= estimate_tokens(kept)
+        if kept:
+            fitting.insert(0, (start, kept))
+    return fitting
 
 
 def _markdown_strength(content: str, previous: str, follows_blank: bool) -> int:
@@ -367,9 +473,11 @@ def cut_text(
         raise ValueError("max_tokens must be at least 1, and overlap_tokens between 0 and half of max_tokens")
     body = "\n" + text[1:] if text.startswith(_BYTE_ORDER_MARK) else text
     units = find_units(body, structure, options.max_tokens - options.overlap_tokens, page_starts, headings)
+    for table in units.tables:
+        table.header = _fit_header(table.header, options.max_tokens // 4)
     spans = _trim_spans(body, _pack_units(units, len(text), options))
     offsets = _find_byte_offsets(text, spans)
-    above = _HeadingPath(units.headings)
+    above = _Context(units)
     return [
         ChunkSpan(
             start=offsets[start],
@@ -463,18 +571,23 @@ def _find_byte_offsets(text: str, spans: Sequence[tuple[int, int]]) -> dict[int,
     return offsets
 
 
-class _HeadingPath:
-    """Finds the headings above positions in a text. Positions must be asked for in ascending order."""
+class _Context:
+    """Finds the headings above positions in a text, and the header of the table that a position is in. Positions must
+    be asked for in ascending order."""
 
-    def __init__(self, headings: Sequence[Heading]) -> None:
-        self._headings = headings
+    def __init__(self, units: Units) -> None:
+        self._headings = units.headings
+        self._tables = units.tables
+        self._table = 0
         self._next = 0
         self._open: list[Heading] = []
 
     def find_path(self, position: int) -> tuple[str, ...]:
-        """Return the titles of the headings above `position` (in characters), the outermost first.
+        """Return the titles of the headings above `position` (in characters), the outermost first, and then the header
+        rows of the table that the position is in.
 
-        A heading that begins at the position is not among them. No position may be smaller than in an earlier call.
+        A heading or a header row that begins at the position is not among them. No position may be smaller than in an
+        earlier call.
         """
         while self._next < len(self._headings) and self._headings[self._next].start < position:
             heading = self._headings[self._next]
@@ -484,7 +597,10 @@ class _HeadingPath:
         if self._next < len(self._headings) and self._headings[self._next].start == position:
             # It ends those of its level that are open.
             self._close(self._headings[self._next].level)
-        return tuple(heading.title for heading in self._open)
+        while self._table < len(self._tables) and self._tables[self._table].end <= position:
+            self._table += 1
+        header = self._tables[self._table].header if self._table < len(self._tables) else []
+        return (*(heading.title for heading in self._open), *(row for start, row in header if start < position))
 
     def _close(self, level: int) -> None:
         while self._open and self._open[-1].level >= level:

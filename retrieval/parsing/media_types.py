@@ -144,8 +144,9 @@ def _check_text(text: str | None) -> str:
     return text
 
 
-FileFormat = Literal["text", "html", "mail", "pdf", "zip"]
-"""How the file is read. `zip`: DOCX, PPTX, XLSX or EPUB, which the parts of the archive tell apart."""
+FileFormat = Literal["text", "html", "mail", "pdf", "rtf", "zip", "gzip"]
+"""How the file is read. `zip`: DOCX, PPTX, XLSX, OpenDocument or EPUB, which the parts of the archive tell apart.
+`gzip`: it holds another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,6 @@ _REFUSED: Final = (
     (b"OggS", "a sound or a film"),
     (b"fLaC", "a sound"),
     (b"\x1aE\xdf\xa3", "a film"),
-    (b"\x1f\x8b", "a gzip archive"),
     (b"\xfd7zXZ\x00", "an xz archive"),
     (b"(\xb5/\xfd", "a zstd archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
@@ -175,7 +175,6 @@ _REFUSED: Final = (
     (b"\x7fELF", "a program"),
     (b"MZ\x90\x00", "a program"),
     (b"SQLite format 3\x00", "an SQLite database"),
-    (b"{\\rtf", "an RTF document"),
     (b"%!PS", "a PostScript document"),
     (b"AT&TFORM", "a DjVu document"),
 )
@@ -184,6 +183,7 @@ _REFUSED_PATTERNS: Final = (
     (re.compile(rb"GIF8[79]a"), "a GIF image"),
     (re.compile(rb"RIFF[\x00-\xff]{4}(?:WAVE|WEBP|AVI |ACON|RMID)"), "an image, a sound or a film"),
     (re.compile(rb"ID3[\x02-\x04]"), "a sound"),
+    (re.compile(rb"[\x00-\xff]{257}ustar"), "a tar archive"),
     (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "a bzip2 archive"),
 )
 """The same for marks that begin with what a text may begin with."""
@@ -208,8 +208,8 @@ _BY_NAME: Final[dict[str, DetectedFile]] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), _HTML_FILE),
     ".eml": _MAIL_FILE,
     ".log": DetectedFile("text", "text/plain", "lines"),
-    ".csv": DetectedFile("text", "text/csv", "lines"),
-    ".tsv": DetectedFile("text", "text/tab-separated-values", "lines"),
+    ".csv": DetectedFile("text", "text/csv", "records"),
+    ".tsv": DetectedFile("text", "text/tab-separated-values", "records"),
     **dict.fromkeys((".json", ".ipynb", ".geojson"), DetectedFile("text", "application/json", "lines")),
     **dict.fromkeys((".jsonl", ".ndjson"), DetectedFile("text", "application/x-ndjson", "lines")),
     **dict.fromkeys((".xml", ".xsd", ".xsl", ".rss", ".atom"), DetectedFile("text", "application/xml", "lines")),
@@ -287,9 +287,9 @@ def detect_file(data: bytes, filename: str | None, media_type: str | None) -> De
     type is that of plain text may still be recognised as HTML by its markup. Whether the file is intact is not checked.
 
     `data`: the whole file. `filename`, `media_type`: as the client named them; None: it did not. The type may have
-    parameters; an unknown or generic one is ignored. A file that starts with the mark of a ZIP archive or of a PDF is
-    one whatever its name says. `%PDF-` further on in its first 1024 bytes means a PDF, too, unless its name or type is
-    that of a text.
+    parameters; an unknown or generic one is ignored. A file that starts with the mark of a ZIP archive, gzip, RTF or a
+    PDF is one whatever its name says. `%PDF-` further on in its first 1024 bytes means a PDF, too, unless its name or
+    type is that of a text.
 
     Raises:
         ParsingError: `unsupported_media_type` for images, sounds, films, other archives, programs and old Office
@@ -297,6 +297,10 @@ def detect_file(data: bytes, filename: str | None, media_type: str | None) -> De
     """
     if data.startswith(b"PK\x03\x04"):
         return DetectedFile("zip", "application/zip")
+    if data.startswith(b"\x1f\x8b"):
+        return DetectedFile("gzip", "application/gzip")
+    if data.startswith(b"{\\rtf"):
+        return DetectedFile("rtf", "application/rtf")
     named = _find_by_name(filename) or _BY_TYPE.get((media_type or "").partition(";")[0].strip().lower())
     pdf_mark_at = data.find(b"%PDF-", 0, _PDF_WITHIN)
     if pdf_mark_at >= 0 and (named is None or not data[:pdf_mark_at].strip()):

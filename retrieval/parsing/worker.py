@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +42,14 @@ from retrieval.parsing.base import (
 )
 from retrieval.parsing.chunking import Heading, Structure, cut_text
 from retrieval.parsing.formats.html import CONTAINER, extract_epub, extract_html, extract_mail, find_charset
-from retrieval.parsing.formats.office import OfficePackage, extract_docx, extract_pptx, extract_xlsx
-from retrieval.parsing.media_types import decode_text, detect_file
+from retrieval.parsing.formats.odf import MIMETYPE, TYPE, extract_odf
+from retrieval.parsing.formats.office import OfficePackage, extract_docx, extract_pptx
+from retrieval.parsing.formats.rtf import extract_rtf
+from retrieval.parsing.formats.xlsx import extract_xlsx
+from retrieval.parsing.media_types import DetectedFile, decode_text, detect_file
 
 _OFFICE: Final = "application/vnd.openxmlformats-officedocument"
+_GZIP: Final = b"\x1f\x8b"
 _XML: Final = ("application/xml", "image/svg+xml")
 _CHARSET: Final = re.compile(r"""charset\s*=\s*"?([\w.:-]{1,40})""", re.IGNORECASE)
 
@@ -65,6 +70,10 @@ class ExtractedText:
     """Headings of a text whose structure is not `markdown` (a PDF's bookmarks); empty otherwise."""
 
 
+_OVERSTRUCK: Final = re.compile(r"[^\n]\x08")
+"""A character that the next one is printed over, as nroff writes bold and underlined words for printers."""
+
+
 def extract_file(path: Path, filename: str | None, media_type: str | None, limits: ParsingLimits) -> ExtractedText:
     """Return the text of a file of any format that is read. Blocks; limits neither time nor memory.
 
@@ -80,13 +89,15 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
     if not data:
         raise ParsingError("document_empty", "the file is empty")
     detected = detect_file(data, filename, media_type)
+    if detected.format == "gzip":
+        data, detected = _open_gzip(data, filename, media_type, limits)
     builder = TextBuilder(limits)
     structure: Structure = "markdown"
     headings: Sequence[Heading] = ()
     kind = detected.media_type
     if detected.format == "text":
         in_file = find_charset(data) if kind in _XML else None
-        text = decode_text(data, _find_declared(media_type) or in_file)
+        text = _OVERSTRUCK.sub("", decode_text(data, _find_declared(media_type) or in_file))
         if len(text.encode("utf-8", "replace")) > limits.max_text_bytes:
             raise ParsingError("document_too_large", f"the text is larger than {limits.max_text_bytes} bytes")
         structure = detected.structure
@@ -95,6 +106,8 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
             extract_html(decode_text(data, _find_declared(media_type) or find_charset(data)), builder)
         elif detected.format == "mail":
             extract_mail(data, builder)
+        elif detected.format == "rtf":
+            extract_rtf(data, builder)
         elif detected.format == "pdf":
             # The library is loaded with the first PDF.
             from retrieval.parsing.formats.pdf import extract_pdf
@@ -111,8 +124,10 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
 
 
 def _extract_zip(path: Path, builder: TextBuilder, limits: ParsingLimits) -> str:
-    """Add the text of a DOCX, PPTX, XLSX or EPUB, and return which it is."""
+    """Add the text of a DOCX, PPTX, XLSX, OpenDocument or EPUB, and return which it is."""
     with OfficePackage(path, limits) as package:
+        if MIMETYPE in package.names and package.read_part(MIMETYPE).startswith(TYPE.encode()):
+            return extract_odf(package, builder)
         if CONTAINER in package.names:
             extract_epub(package, builder)
             return "application/epub+zip"
@@ -127,8 +142,41 @@ def _extract_zip(path: Path, builder: TextBuilder, limits: ParsingLimits) -> str
             extract_xlsx(package, main_part, builder, limits)
             return f"{_OFFICE}.spreadsheetml.sheet"
     raise ParsingError(
-        "unsupported_media_type", "the file is a ZIP archive, and no DOCX, PPTX, XLSX or EPUB: add the files in it"
+        "unsupported_media_type",
+        "the file is a ZIP archive, and no DOCX, PPTX, XLSX, ODT, ODS, ODP or EPUB: add the files in it",
     )
+
+
+def _open_gzip(
+    data: bytes, filename: str | None, media_type: str | None, limits: ParsingLimits
+) -> tuple[bytes, DetectedFile]:
+    """Return the text that a gzip archive holds, and what it is: its name is the archive's without `.gz`."""
+    held = _expand(data, limits)
+    detected = detect_file(held, (filename or "").removesuffix(".gz"), media_type)
+    if detected.format in ("gzip", "pdf", "zip"):
+        message = f"the gzip archive holds no text, but {detected.media_type}: add the file in it"
+        raise ParsingError("unsupported_media_type", message)
+    return held, detected
+
+
+def _expand(data: bytes, limits: ParsingLimits) -> bytes:
+    """Return what a gzip archive holds, which is the contents of all its members."""
+    held, at = bytearray(), 0
+    try:
+        while data.startswith(_GZIP, at):
+            member = zlib.decompressobj(31)
+            while not member.eof and (block := data[at : at + 4096]):
+                held += member.decompress(block, limits.max_text_bytes + 1 - len(held))
+                if len(held) > limits.max_text_bytes:
+                    raise ParsingError("document_too_large", "the file expands to more than is allowed")
+                at += len(block) - len(member.unused_data)
+            if not member.eof:
+                raise ParsingError("document_malformed", "the gzip archive is cut off")
+    except zlib.error as error:
+        raise ParsingError("document_malformed", f"the gzip archive is damaged ({error})") from error
+    if not held:
+        raise ParsingError("document_empty", "the file in the gzip archive is empty")
+    return bytes(held)
 
 
 def _find_declared(media_type: str | None) -> str | None:

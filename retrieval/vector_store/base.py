@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from retrieval.filters import Filter
-from retrieval.vector_store.bm25_options import Bm25Options
+from retrieval.vector_store.tokenizer import Bm25Options
 
 AttributeValue = str | int | float | bool | list[str] | list[int] | list[float]
 

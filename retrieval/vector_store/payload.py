@@ -4,7 +4,8 @@ Both stores hold the same payload: `tenant`, `space`, `version`, `ordinal`, and 
 one string per value of an attribute (`lang=s:en`, `year=n:2024.0`, `draft=b:true`), under one keyword index for all
 attributes of all tenants: equality costs the same whatever attributes there are. `numbers` holds the numbers by name,
 without an index, for comparisons of order; `ranks` has one integer per number, under one integer index, whose order is
-that of the numbers of one name, nearly: it finds the few points whose numbers are then compared. Attributes are never
+that of the numbers of one name, nearly: it finds the few points whose numbers are then compared. `dates` holds the
+strings that are dates, as milliseconds, with ranks of their own. Attributes are never
 fields of their own, so no filter can name `tenant`.
 """
 
@@ -15,7 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from retrieval.filters import KEY, LONGEST_TEXT, Combination, Comparison, Filter, Scalar
+from retrieval.filters import KEY, LONGEST_TEXT, Combination, Comparison, Filter, Scalar, read_instant
 from retrieval.vector_store.base import AttributeValue, Point, SearchScope
 
 DENSE_VECTOR: Final = "dense"
@@ -27,11 +28,14 @@ VERSION: Final = "version"
 ORDINAL: Final = "ordinal"
 TERMS: Final = "terms"
 NUMBERS: Final = "numbers"
+DATES: Final = "dates"
 RANKS: Final = "ranks"
 _NUMBER_BITS: Final = 41
 """Of a rank: sign, exponent and 29 bits of the number, about 9 digits. A hash of its name has the 12 bits above, so
 that a rank is exact as a 64-bit float, which is what a range compares."""
 _KEY_BITS: Final = 12
+_OF_DATES: Final = "@"
+"""Behind a key in ranks of dates: no key has one."""
 
 HNSW_M: Final = 0
 """Edges of a graph over all tenants: there is none."""
@@ -44,8 +48,8 @@ HNSW_FULL_SCAN_KIB: Final = 10_000
 
 def make_payload(point: Point) -> dict[str, Any]:
     """Return the payload that is stored with a point: always `tenant`, `space`, `version` and `ordinal`, and `terms`
-    (a list of strings), `numbers` (lists of numbers by name) and `ranks` (a list of integers) unless they are empty;
-    the module describes them.
+    (a list of strings), `numbers` and `dates` (lists of numbers by name) and `ranks` (a list of integers) unless they
+    are empty; the module describes them.
 
     Attributes that no filter can name (see `retrieval.filters.KEY`) and strings that no filter can equal
     (`LONGEST_TEXT`) are left out. Raises OverflowError for an integer that is too large for a 64-bit float.
@@ -59,9 +63,14 @@ def make_payload(point: Point) -> dict[str, Any]:
     }
     if terms := [term for key, value in named.items() for term in _make_terms(key, value)]:
         payload[TERMS] = terms
-    if numbers := _select_numbers(named):
+    numbers, dates = _select_numbers(named), _select_dates(named)
+    if numbers:
         payload[NUMBERS] = numbers
-        payload[RANKS] = [_make_rank(key, number) for key, found in numbers.items() for number in found]
+    if dates:
+        payload[DATES] = dates
+    if numbers or dates:
+        ranks = [_make_rank(key, number) for key, found in numbers.items() for number in found]
+        payload[RANKS] = ranks + [_make_rank(key + _OF_DATES, each) for key, found in dates.items() for each in found]
     return payload
 
 
@@ -90,7 +99,7 @@ def make_search_filter(scope: SearchScope) -> dict[str, Any]:
 def make_attribute_filter(node: Filter) -> dict[str, Any]:
     """Return the filter or condition, as JSON of Qdrant's REST interface, that selects the points whose attributes
     `retrieval.filters.matches_filter` accepts. `node` is as `retrieval.filters.parse_filter` returns it, which checks
-    what is not checked here: an ordered comparison with a string raises ValueError."""
+    what is not checked here: an ordered comparison with a string that is no date raises ValueError."""
     if isinstance(node, Combination):
         clause = "must" if node.operator == "and" else "should"
         return {clause: [make_attribute_filter(each) for each in node.filters]}
@@ -98,7 +107,7 @@ def make_attribute_filter(node: Filter) -> dict[str, Any]:
         return _has_any_term(node)
     if node.operator in ("ne", "nin"):
         return {"must_not": [_has_any_term(node)]}
-    return _is_ordered(node.key, node.operator, float(node.values[0]))
+    return _is_ordered(node)
 
 
 def _has_any_term(node: Comparison) -> dict[str, Any]:
@@ -106,13 +115,18 @@ def _has_any_term(node: Comparison) -> dict[str, Any]:
     return _equals(TERMS, terms[0]) if len(terms) == 1 else _any_of(TERMS, terms)
 
 
-def _is_ordered(key: str, operator: str, bound: float) -> dict[str, Any]:
-    lowest = _hash_key(key) << _NUMBER_BITS
+def _is_ordered(node: Comparison) -> dict[str, Any]:
+    value, operator = node.values[0], node.operator
+    is_date = isinstance(value, str)
+    instant = read_instant(value) if isinstance(value, str) else None
+    bound = float(value) if instant is None else instant
+    ranked = node.key + _OF_DATES if is_date else node.key
+    lowest = _hash_key(ranked) << _NUMBER_BITS
     highest = lowest + 2**_NUMBER_BITS - 1
-    rank = _make_rank(key, bound)
+    rank = _make_rank(ranked, bound)
     ranks = {"gte": rank, "lte": highest} if operator in ("gt", "gte") else {"gte": lowest, "lte": rank}
     # A key has no quote in it (see KEY), so it is one name of the path in quotes, whatever else is in it.
-    numbers = {"key": f'{NUMBERS}."{key}"', "range": {operator: bound}}
+    numbers = {"key": f'{DATES if is_date else NUMBERS}."{node.key}"', "range": {operator: bound}}
     return {"must": [{"key": RANKS, "range": ranks}, numbers]}
 
 
@@ -149,6 +163,16 @@ def _select_numbers(attributes: Mapping[str, AttributeValue]) -> dict[str, list[
         if found := [_normalize(each) for each in values if not isinstance(each, bool | str)]:
             numbers[key] = found
     return numbers
+
+
+def _select_dates(attributes: Mapping[str, AttributeValue]) -> dict[str, list[int]]:
+    dates: dict[str, list[int]] = {}
+    for key, value in attributes.items():
+        values: Sequence[Scalar] = value if isinstance(value, list) else [value]
+        instants = [read_instant(each) for each in values if isinstance(each, str)]
+        if found := [each for each in instants if each is not None]:
+            dates[key] = found
+    return dates
 
 
 def _normalize(number: float) -> int | float:

@@ -25,7 +25,6 @@ import psutil
 
 from retrieval.vector_store.base import CollectionSpec, Point, SearchScope
 from retrieval.vector_store.bm25 import Bm25Encoder
-from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.shard_process import Shard
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.payload import (
@@ -37,6 +36,7 @@ from retrieval.vector_store.payload import (
     make_search_filter,
     make_tenant_filter,
 )
+from retrieval.vector_store.tokenizer import Bm25Options
 from tests.support.memory import memory_of
 
 Vectors = npt.NDArray[np.float32]

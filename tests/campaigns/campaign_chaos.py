@@ -20,7 +20,7 @@ ABOUT = """
 A whole Roundhouse on real llama-servers: four models, six engines. Eight clients ask at the public address without
 pause, blocking and streaming, and compare every byte of every answer with the exactly known text. Meanwhile, at moments
 and in an order drawn from the seed, engines, gateway, controller and what keeps them running are killed; between the
-kills processes are stopped for a while, the disk is full, the gateway's port is taken, files are deleted, the desired
+kills processes are stopped for a while, the disk is full, files are deleted, the desired
 state is broken, moved and edited, models are unloaded and loaded by the admin API. Retrieval, the process of its vector
 store, transfers beside a download and an MCP server are killed, too, also on a full disk, and the wall clock jumps.
 

@@ -13,6 +13,7 @@ TESTS = (
     "tests/properties/gateway/protocols/test_dialects.py",
     "tests/properties/gateway/protocols/test_large_bodies.py",
     "tests/properties/gateway/protocols/test_odd_answers.py",
+    "tests/properties/gateway/protocols/test_request_fields.py",
     "tests/properties/gateway/protocols/anthropic/test_messages.py",
     "tests/properties/gateway/protocols/responses/test_responses.py",
     "tests/properties/gateway/protocols/embeddings/test_embeddings.py",

@@ -144,7 +144,7 @@ async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays
 
 async def test_gpu_memory_is_what_there_is_or_why_there_is_none(admin: AdminApi) -> None:
     memory = (await admin.request("GET", "gpu-memory")).body
-    added = {"driver_version", "cuda_version", "unread_gpus"}
+    added = {"driver_version", "cuda_version", "unread_gpus", "host_mib"}
     assert memory.keys() - added == {"gpus", "models", "error"}
     if memory["gpus"]:
         assert memory["error"] is None

@@ -39,10 +39,10 @@ def sdk(project: ComposeProject) -> openai.AsyncOpenAI:
 async def check_page(url: str) -> None:
     """The image holds the built page: a browser gets it with its scripts."""
     page = (await send_request(f"{url}/")).text
-    scripts = re.findall(r'src="(/page/assets/[^"]+\.js)"', page)
+    scripts = re.findall(r'src="(page/assets/[^"]+\.js)"', page)
     assert scripts, page
     for path in scripts:
-        reply = await send_request(url + path)
+        reply = await send_request(f"{url}/{path}")
         assert (reply.status, reply.headers["content-type"].partition(";")[0]) == (200, "text/javascript")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,44 @@ async def test_from_the_first_answer_to_the_commit(process_stack: RoundhouseStac
             return bool((await admin.request("GET", "models/by/hand")).body.get("declared_by") == "files")
 
         await until("the files declare it", is_of_the_files)
-        assert (await admin.request("GET", "declarations")).body == {"models": {}, "keys": {}, "problems": []}
+        left = (await admin.request("GET", "declarations")).body
+        places = {
+            "models.by/hand": f"{stack.desired}/more.yaml:2",
+            "models.in-file": f"{stack.desired}/models.yaml:2",
+        }
+        assert left == {"models": {}, "keys": {}, "problems": [], "places": places}
         history = (await admin.request("GET", "history")).body["entries"]
         assert "the runtime declaration of by/hand has ended: the files declare it" in [
             each["message"] for each in history
         ]
         model = (await stack.loaded("by/hand"))["by/hand"]
         assert runtime.identity(stack, model.replicas[0].name) == engine, "nothing restarted"
+
+
+async def test_a_copied_file_is_served_over_a_restart_and_by_a_command(
+    process_stack: RoundhouseStack, clockwork: Path
+) -> None:
+    stack, runtime = process_stack, ProcessRuntimeFixture()
+    stack.write("models.yaml", {"models": {}, "discover": True})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
+        shutil.copy(clockwork, stack.models / "tick.gguf")
+
+        async def answered() -> bool:
+            return (await admin.chat("tick")).status == 200
+
+        await until("the first request loads it", answered)
+        engine = runtime.identity(stack, (await stack.loaded("tick"))["tick"].replicas[0].name)
+        stack.kill("controller")
+        stack.start("controller")
+        await stack.loaded("tick")
+        shutil.copy(clockwork, stack.models / "tock.gguf")
+        served = await asyncio.to_thread(stack.run_command, "serve", str(stack.models / "tock.gguf"), "--as", "mine")
+        assert (served.returncode, served.stdout.splitlines()[:2]) == (0, ["models:", "  mine:"]), served.stderr
+        assert "mine: loaded, 1 of 1 replica ready" in served.stderr
+        assert (await admin.chat("mine")).status == 200
+        tick = (await stack.loaded("tick"))["tick"]
+        assert runtime.identity(stack, tick.replicas[0].name) == engine, "nothing restarted"
 
 
 async def _try_attacks(admin: AdminApi, evil: Path, bait: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from contract.admin import AdminModel, AdminModels, Capabilities, Drift, DryRun, GpuMemoryAnswer
+from contract.declarations import DeclarationsView, DeclarationView
 from contract.errors import RoundhouseError
 from contract.journal import History, JournalEntry
 from contract.status import (
@@ -127,6 +128,7 @@ class FakeControlApi:
         """Waiting loads and unloads lose their connection instead."""
         self.dry_run = DryRun(ok=True, problems=[], changes=[], plan=PlanView(generation=3))
         self.drift = Drift(items=[], checked_at=1000.0)
+        self.declarations = DeclarationsView(problems=[])
         self.journal: list[JournalEntry] = []
         self.page = 2
         """Most entries of one answer of the history."""
@@ -144,6 +146,8 @@ class FakeControlApi:
         app.router.add_get("/v1/admin/plan", self._plan)
         app.router.add_post("/v1/admin/plan", self._dry_run)
         app.router.add_get("/v1/admin/drift", self._drift)
+        app.router.add_get("/v1/admin/declarations", self._declarations)
+        app.router.add_delete("/v1/admin/declarations/keys/{name}", self._drop_key)
         app.router.add_get("/v1/admin/events", self._events)
         app.router.add_get("/v1/admin/history", self._history)
         app.router.add_get("/v1/admin/gpu-memory", self._gpu_memory)
@@ -196,6 +200,15 @@ class FakeControlApi:
 
     async def _drift(self, _request: web.Request) -> web.Response:
         return _json(self.drift.model_dump_json())
+
+    async def _declarations(self, _request: web.Request) -> web.Response:
+        return _json(self.declarations.model_dump_json())
+
+    async def _drop_key(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        self.requests.append(("drop key", name))
+        dropped = self.declarations.keys.pop(name)
+        return _json(DeclarationView(kind="keys", name=name, **dropped.model_dump()).model_dump_json())
 
     async def _gpu_memory(self, _request: web.Request) -> web.Response:
         return _json(self.memory.model_dump_json())

@@ -55,6 +55,8 @@ class FakeRetrieval:
     hits: list[SearchHit] = field(default_factory=list)
     stores: dict[str, list[VectorStoreHit]] = field(default_factory=dict)
     """The hits of each vector store, by its id; others do not exist."""
+    notice: str | None = None
+    """Of each search."""
     error: tuple[int, dict[str, Any]] | None = None
     health: str | None = None
     """The answer of `/health`; None: there is none."""
@@ -75,7 +77,14 @@ class FakeRetrieval:
         if self.error is not None:
             status, error = self.error
             return web.json_response({"error": error}, status=status)
-        result = SearchResult(mode="sparse", embedding_model=None, rerank_model=None, complete=True, data=self.hits)
+        result = SearchResult(
+            mode="sparse",
+            embedding_model=None,
+            rerank_model=None,
+            complete=True,
+            notice=self.notice,
+            data=self.hits,
+        )
         return web.json_response(json.loads(result.model_dump_json()))
 
     async def answer_file_search(self, request: web.Request) -> web.Response:
@@ -87,7 +96,7 @@ class FakeRetrieval:
         if store not in self.stores:
             error = {"code": "vector_store_not_found", "message": f"There is no {store}.", "param": None}
             return web.json_response({"error": error}, status=404)
-        results = VectorStoreResults(search_query=[body["query"]], data=self.stores[store])
+        results = VectorStoreResults(search_query=[body["query"]], data=self.stores[store], notice=self.notice)
         return web.json_response(json.loads(results.model_dump_json()))
 
 

@@ -28,12 +28,15 @@ from contract.downloads import (
     DownloadOrder,
     DownloadRecord,
     DownloadState,
+    FoundModels,
+    FoundRepository,
     Inspection,
     PlacedFile,
     RangeOrder,
     RemoteFile,
     Removal,
     RemovalOrder,
+    SearchOrder,
 )
 from contract.errors import RoundhouseError
 
@@ -65,6 +68,8 @@ class FakeTransfers:
         self.url = f"unix:{self.socket}"
         self.sources: dict[str, FakeSource] = {}
         """By canonical reference."""
+        self.found: list[FoundRepository] = []
+        """What a search finds: those whose name has the words."""
         self.downloads: dict[str, Download] = {}
         self.requests: list[tuple[str, str]] = []
         """Method and path of each request."""
@@ -160,6 +165,7 @@ class FakeTransfers:
         routes = [
             Route("/inspect", self._inspect, methods=["POST"]),
             Route("/ranges", self._ranges, methods=["POST"]),
+            Route("/search", self._search, methods=["POST"]),
             Route("/downloads", self._order, methods=["POST"]),
             Route("/downloads", self._list, methods=["GET"]),
             Route("/downloads/events", self._events, methods=["GET"]),
@@ -210,6 +216,12 @@ class FakeTransfers:
         self.ranges.append(order)
         content = self._find_source(order.reference).files[order.path]
         return Response(content[order.start : order.start + order.length], media_type="application/octet-stream")
+
+    async def _search(self, request: Request) -> Response:
+        self._note(request)
+        order = SearchOrder.model_validate_json(await request.body())
+        found = [each for each in self.found if order.words in each.repository][: order.limit]
+        return _json(FoundModels(repositories=found).model_dump_json())
 
     async def _order(self, request: Request) -> Response:
         self._note(request)

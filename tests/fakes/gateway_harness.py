@@ -13,10 +13,11 @@ from typing import Any
 import aiohttp
 
 from assistant.extension import Assistant, open_store
+from common.listening import bind_listeners
 from contract.keys import Key
 from contract.routing import ModelRoute
 from contract.tools import McpServerRoute, ToolRoute
-from gateway.__main__ import Server, bind_client_listeners, server_of
+from gateway.__main__ import Server, limit_unsent, server_of
 from gateway.app import Gateway, create_gateway, open_certificate, open_clock
 from gateway.exchange.services import Services
 from gateway.extension import Extension, GatewayParts, add_nothing
@@ -59,7 +60,8 @@ async def server_running(
             settings = settings.model_copy(update={"state": Path(folder)})
         # Nothing of a test goes to the machine's network.
         settings = settings.model_copy(update={"mdns": False})
-        listeners = bind_client_listeners(settings.hosts, 0)
+        listeners = bind_listeners(settings.hosts, 0)
+        limit_unsent(listeners)
         clock = open_clock(settings)
         store = open_store(settings, clock) if settings.assistant else None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from aiohttp import web
 from cli.output import CommandError, print_error
 from cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
 from cli.up.service import ServiceRun
-from cli.up.supervisor import Announcer, ChildSpec, lock_state
-from common.listening import split_listen_address
+from cli.up.supervisor import Announcer, ChildSpec, listen_at, lock_state
+from common.listening import LISTENER, split_listen_address, take_passed_files
 from controller.settings import ControllerSettings, load_settings
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.wait import until
@@ -84,7 +85,7 @@ async def controller(does: str) -> None:
 
 
 async def gateway(does: str) -> None:
-    settings, signalled = load_settings(), note_signals("gateway")
+    signalled, passed = note_signals("gateway"), take_passed_files(os.environ)
 
     async def models(_request: web.Request) -> web.Response:
         if does == "keys":
@@ -97,10 +98,13 @@ async def gateway(does: str) -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        for host in settings.hosts:
-            await web.TCPSite(runner, host, settings.port, reuse_address=True).start()
+        for descriptor in passed[LISTENER]:
+            await web.SockSite(runner, socket.socket(fileno=descriptor)).start()
     except OSError:
         sys.exit(3)  # as the gateway does
+    for ready in passed.get("ready", ()):
+        os.write(ready, b"\n")
+        os.close(ready)
     await until_told("gateway", does, signalled, asyncio.Event())
     await runner.cleanup()
 
@@ -120,7 +124,8 @@ def service() -> int:
     settings = load_settings()
     lock = lock_state(settings.state)
     try:
-        return asyncio.run(ServiceRun(settings, stand_in_specs(settings), Announcer(False)).run())
+        passed = take_passed_files(os.environ).get(LISTENER, ())
+        return asyncio.run(ServiceRun(settings, stand_in_specs(settings), Announcer(False), passed).run())
     finally:
         os.close(lock)
 
@@ -131,11 +136,14 @@ def up() -> int:
     specs = stand_in_specs(settings)
     try:
         lock = lock_and_check(settings.state)
+        listeners = listen_at(settings.hosts, settings.port)
     except CommandError as error:
         print_error(str(error))
         return error.code
     try:
-        return asyncio.run(UpRun(settings, specs, Announcer("--json" in sys.argv)).run())
+        run = UpRun(settings, specs, Announcer("--json" in sys.argv))
+        run.hold_listeners(listeners)
+        return asyncio.run(run.run())
     finally:
         os.close(lock)
 

@@ -63,7 +63,7 @@ FAMILIES: Final = (
     ),
     # Whose tenants these are, retrieval decides.
     Family("DELETE", "/v1/tenants/{tenant_id:path}", "inference"),
-    Family("GET", "/v1/retrieval", "admin"),
+    Family("GET", "/v1/retrieval /v1/metrics/history", "admin"),
     Family("POST", "/v1/retrieval/reindex /v1/retrieval/clock/confirm /v1/clock/confirm", "admin"),
     Family("POST", "/v1/search /v1/vector_stores/{vector_store_id}/search", "inference"),
     Family("GET POST DELETE", "/v1/vector_stores/{vector_store_id}", "inference"),
@@ -102,14 +102,45 @@ def list_expected() -> dict[tuple[str, str], Access]:
     }
 
 
+ANSWERED_BY_ENGINES: Final = ("/props", "/lora-adapters", "/slots")
+"""Paths of GET for which there is no HEAD."""
+
+
 def find_expected(method: str, path: str) -> Access:
     """What a request must show; of what is no route, any key. `path` is as the gateway reads it: decoded, and without
-    the query."""
-    path = _read_as(path)
+    the query. HEAD is served where GET is, and so are doubled slashes and one at the end, but not where a part of the
+    path is empty that a PUT, DELETE or POST would change."""
+    path = _read_as(re.sub("^//+", "/", path))
+    first = _find(method, path)
+    if first is not None and not (path.endswith("/") and first.lacks_part):
+        return first.access
+    is_kept = method in ("PUT", "DELETE") or (method == "POST" and first is not None)
+    for spelled in (path, path if is_kept else _read_as(write_tidily(path))):
+        for known in ("HEAD", "GET") if method == "HEAD" else (method,):
+            found = _find(known, spelled)
+            is_engines = known != method and spelled in ANSWERED_BY_ENGINES
+            if found is not None and not found.lacks_part and not is_engines:
+                return found.access
+    return "any_key" if first is None else first.access
+
+
+def write_tidily(path: str) -> str:
+    """Without doubled slashes and the last one."""
+    return re.sub("//+", "/", path).rstrip("/") or "/"
+
+
+class _Found(NamedTuple):
+    access: Access
+    lacks_part: bool
+    """Whether what the path leaves open is empty."""
+
+
+def _find(method: str, path: str) -> _Found | None:
     for (known_method, known_path), access in list_expected().items():
-        if known_method in ("*", method) and re.fullmatch(_pattern(known_path), path):
-            return access
-    return "any_key"
+        match = re.fullmatch(_pattern(known_path), path) if known_method in ("*", method) else None
+        if match is not None:
+            return _Found(access, not all(match.groups()))
+    return None
 
 
 def _read_as(path: str) -> str:
@@ -136,4 +167,4 @@ def _pattern(path: str) -> str:
 def _part_pattern(part: str) -> str:
     if not part.startswith("{"):
         return re.escape(part)
-    return ".*" if part.endswith(":path}") else "[^/]+"
+    return "(.*)" if part.endswith(":path}") else "([^/]+)"

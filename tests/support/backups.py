@@ -69,6 +69,9 @@ def _make_database(path: Path) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("CREATE TABLE kept (what TEXT)")
         db.execute("INSERT INTO kept VALUES (?)", (path.name,))
+        # As many rows as the catalog of retrieval would have; other databases have no use for them.
+        db.execute("CREATE TABLE documents (id TEXT)")
+        db.executemany("INSERT INTO documents VALUES (?)", [("a",), ("b",)])
         db.commit()
 
 

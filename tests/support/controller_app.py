@@ -36,7 +36,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(root: Path, models: Mapping[str, Any], **settings: Any) -> AsyncIterator[Running]:
     """A controller of these models, which has made its first observation. Its engines never become ready."""
-    (root / "desired").mkdir()
+    (root / "desired").mkdir(exist_ok=True)
     (root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
     own_settings = ControllerSettings(
         desired=root / "desired", state=root / "state", models=root, runtime="process", **settings

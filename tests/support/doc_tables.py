@@ -1,11 +1,12 @@
-"""The tables of docs/{models,tools,keys,settings,errors,cli}.md as the code says them.
+"""The tables of docs/{models,tools,keys,settings,errors,fields,cli}.md as the code says them.
 
 `python -m tests.support.doc_tables` prints those of the other pages, to be pasted; with `--write` it writes those of
-docs/models.md, docs/tools.md, docs/settings.md and docs/errors.md anew.
+docs/models.md, docs/tools.md, docs/settings.md, docs/errors.md and docs/fields.md anew.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from controller.engines.options import LoadField, Option, PathFlag, list_options
 from controller.settings import ControllerSettings
 from gateway.protocols.api_matrix import offered_paths, serving_option
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import AS_CHAT, OURS, REQUEST_FIELDS
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
 from tests.fakes.fake_controller import route
@@ -268,6 +270,38 @@ def error_rows(error_type: str) -> list[str]:
     ]
 
 
+PAGE_WIDTH = 120
+PAGE_STEPS = Path(__file__).parents[2] / "web/src/api/error_steps.json"
+
+
+def page_steps_text() -> str:
+    """The steps of error codes that the page has words of its own for, by code, as JSON in the page's format."""
+    entries = []
+    for code, entry in ERROR_CODES.items():
+        if entry.page_steps is not None:
+            steps = [json.dumps(step, ensure_ascii=False) for step in entry.page_steps]
+            line = f'  "{code}": [{", ".join(steps)}]'
+            lines = "".join(f"    {step},\n" for step in steps).removesuffix(",\n")
+            entries.append(line if len(line) < PAGE_WIDTH else f'  "{code}": [\n{lines}\n  ]')
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+EFFECTS = "| field | here | what it does, or why not |"
+
+
+def effect_rows(api: str) -> list[str]:
+    """One row per field of an API's requests: whether it is served, refused or harmless, and what it does."""
+    rows = []
+    for name, field in REQUEST_FIELDS[api].items():
+        backends = sorted(field.refused - {OURS, AS_CHAT})
+        is_served = api in ("chat", "completions", "embeddings") and OURS not in field.refused
+        by = [*(f"`{each}`" for each in backends), *(["engines that only chat"] if AS_CHAT in field.refused else [])]
+        here = "harmless" if field.harmless else "served" if is_served or not field.refused else "refused"
+        words = f"{here}; refused by {', '.join(by)}" if by and here == "served" else here
+        rows.append(row(f"`{name}`", words, field.note))
+    return rows
+
+
 def row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
@@ -372,9 +406,16 @@ def write_settings_page() -> None:
 
 
 def write_errors_page() -> None:
-    """Write the tables of docs/errors.md anew."""
+    """Write the tables of docs/errors.md and the page's own steps anew."""
     for each in error_types():
         write_table("errors.md", each, ERRORS, error_rows(each))
+    PAGE_STEPS.write_text(page_steps_text(), encoding="utf-8")
+
+
+def write_fields_page() -> None:
+    """Write the tables of docs/fields.md anew."""
+    for api in REQUEST_FIELDS:
+        write_table("fields.md", api.capitalize(), EFFECTS, effect_rows(api))
 
 
 def print_others() -> None:
@@ -391,5 +432,6 @@ if __name__ == "__main__":
         write_tools_page()
         write_settings_page()
         write_errors_page()
+        write_fields_page()
     else:
         print_others()

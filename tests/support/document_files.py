@@ -64,6 +64,56 @@ def _add_bookmarks(objects: list[bytes], bookmarks: Sequence[tuple[str, int, Seq
     return holder
 
 
+def make_pdf_with_annotations(text: str, annotations: Sequence[str]) -> bytes:
+    """One with this text and annotations, each the inside of a dictionary of PDF. Widgets are fields of a form."""
+    first = 6
+    numbers = [f"{first + number} 0 R" for number in range(len(annotations))]
+    fields = [number for number, each in zip(numbers, annotations, strict=True) if "/Widget" in each]
+    form = f"<< /Fields [{' '.join(fields)}] /DA (/F1 0 Tf 0 g) /DR << /Font << /F1 3 0 R >> >> >>"
+    drawn = f"BT /F1 24 Tf 50 700 Td ({text}) Tj ET" if text else ""
+    return _file(
+        [
+            f"<< /Type /Catalog /Pages 2 0 R {f'/AcroForm {form}' if fields else ''} >>".encode(),
+            b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
+            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Resources << /Font << /F1 3 0 R >> >> "
+            f"/Contents 5 0 R /Annots [{' '.join(numbers)}] >>".encode(),
+            _stream(drawn.encode()),
+            *(f"<< /Type /Annot /Rect [10 10 90 30] /P 4 0 R {each} >>".encode() for each in annotations),
+        ]
+    )
+
+
+def make_pdf_as_seen(*lines: Sequence[str]) -> bytes:
+    """One with these lines, as one sees them from left to right: each has parts, drawn one after the other."""
+    characters = sorted({each for line in lines for part in line for each in part})
+    codes = {each: f"{number:02x}" for number, each in enumerate(characters, 33)}
+    pairs = "".join(f"<{code}> <{ord(each):04x}> " for each, code in codes.items())
+    unicode = (
+        "/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <ff> "
+        f"endcodespacerange {len(codes)} beginbfchar {pairs} endbfchar endcmap end end"
+    )
+    drawn = ""
+    for number, line in enumerate(lines):
+        left = 50
+        for part in line:
+            drawn += f"BT /F1 10 Tf {left} {700 - 30 * number} Td <{''.join(codes[each] for each in part)}> Tj ET\n"
+            left += 6 * len(part)
+    widths = " ".join(["600"] * len(codes))
+    return _file(
+        [
+            b"<< /Type /Catalog /Pages 2 0 R >>",
+            b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
+            f"<< /Type /Font /Subtype /Type1 /BaseFont /Courier /FirstChar 33 /LastChar {32 + len(codes)} "
+            f"/Widths [{widths}] /ToUnicode 6 0 R >>".encode(),
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Resources << /Font << /F1 3 0 R >> >> "
+            b"/Contents 5 0 R >>",
+            _stream(drawn.encode()),
+            _stream(unicode.encode()),
+        ]
+    )
+
+
 def make_bomb() -> bytes:
     """One whose page is far larger than itself: 2 GiB of spaces."""
     block = zlib.compress(b" " * (64 * 1024 * 1024), 9)
@@ -166,6 +216,30 @@ def make_docx_of(document: bytes | str) -> bytes:
             "word/document.xml": document,
         }
     )
+
+
+def make_office(main: str, parts: Mapping[str, str], relations: Mapping[str, Sequence[tuple[str, str]]]) -> bytes:
+    """A package of Office with these parts; `main` is the document. `relations`: of each part that refers to others, in
+    order of their ids (`rId1`, ...), kind and name."""
+    files: dict[str, bytes | str] = {name: f"{_XML}{content}" for name, content in parts.items()}
+    for name, targets in {"": [("officeDocument", main)], **relations}.items():
+        folder, _, base = name.rpartition("/")
+        numbered = {f"rId{number}": (kind, f"/{part}") for number, (kind, part) in enumerate(targets, 1)}
+        files[f"{folder}/_rels/{base}.rels".lstrip("/")] = _relations(numbered)
+    return make_zip(files)
+
+
+def make_odf(kind: str, body: str, **parts: str) -> bytes:
+    """An OpenDocument of this kind (`text`, `spreadsheet`, `presentation`) with this body, and other parts."""
+    names = ("office", "text", "table", "draw", "presentation", "style")
+    spaces = " ".join(f'xmlns:{each}="urn:oasis:names:tc:opendocument:xmlns:{each}:1.0"' for each in names)
+    spaces += ' xmlns:dc="http://purl.org/dc/elements/1.1/" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    content = f"<office:body><office:{kind}>{body}</office:{kind}></office:body>"
+    inner = {"content": content, **parts}
+    files: dict[str, bytes | str] = {"mimetype": f"application/vnd.oasis.opendocument.{kind}"}
+    for name, each in inner.items():
+        files[f"{name}.xml"] = f"{_XML}<office:document-content {spaces}>{each}</office:document-content>"
+    return make_zip(files)
 
 
 def make_pptx(*slides: Sequence[str]) -> bytes:

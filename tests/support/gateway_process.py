@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
+from cli.up.supervisor import pass_on
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.gateway_harness import GatewayHarness, until
 from tests.support.ports import free_port
@@ -18,13 +19,14 @@ from tests.support.ports import free_port
 SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock", "ROUNDHOUSE_MDNS": "off"}
 
 
-async def start(**settings: str) -> asyncio.subprocess.Process:
+async def start(*files: tuple[str, int], **settings: str) -> asyncio.subprocess.Process:
+    """A gateway that is passed these descriptors, each with its name."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    argv, variables = pass_on((sys.executable, "-m", "gateway"), files)
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway",
-        env={**clean, **SETTINGS, **settings},
+        *argv,
+        env={**clean, **SETTINGS, **settings, **variables},
+        pass_fds=[descriptor for _, descriptor in files],
         stderr=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -43,19 +45,24 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
 
 
 @contextlib.asynccontextmanager
-async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, GatewayHarness]]:
+async def running(
+    *files: tuple[str, int], **settings: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, GatewayHarness]]:
     """A gateway process that knows a fake controller. Its state goes with it, unless `settings` name a folder."""
     controller = FakeController()
     await controller.start()
     port = str(free_port())
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         own = {"ROUNDHOUSE_PORT": port, "ROUNDHOUSE_CONTROLLER_URL": controller.url, "ROUNDHOUSE_STATE": folder}
-        process = await start(**{**own, **settings})
+        process = await start(*files, **{**own, **settings})
         try:
             async with aiohttp.ClientSession() as client:
                 await until(lambda: bool(controller.reports) or process.returncode is not None, "the gateway connects")
                 assert process.returncode is None, (await process.communicate())[1].decode()
-                yield process, GatewayHarness(controller, f"http://127.0.0.1:{port}", client)
+                yield (
+                    process,
+                    GatewayHarness(controller, f"http://127.0.0.1:{settings.get('ROUNDHOUSE_PORT', port)}", client),
+                )
         finally:
             if process.returncode is None:
                 process.kill()

@@ -52,14 +52,16 @@ DECLARED_MIB: Final = 2000
 
 
 @contextlib.asynccontextmanager
-async def gpu_site(folder: Path, *, engine_mib: int, used_mib: int, busy_percent: int) -> AsyncIterator[str]:
+async def gpu_site(
+    folder: Path, *, engine_mib: int, used_mib: int, busy_percent: int, transfers_url: str | None = None
+) -> AsyncIterator[str]:
     """Start a Roundhouse below `folder` whose host has two GPUs, of which the second cannot be read. Yields the
     gateway's address once the stub `GPU_MODEL` is loaded and the controller has seen what the first GPU says:
-    `engine_mib` of `used_mib` are the engine's."""
+    `engine_mib` of `used_mib` are the engine's. `transfers_url`: None: there is no transfers."""
     nvml = FakeNvml()
     gpu = nvml.add(uuid="GPU-1", bus=1, total_mib=TOTAL_MIB, used_mib=0)
     nvml.add(uuid="GPU-2", bus=2, errors={"nvmlDeviceGetMemoryInfo": "GpuIsLost"})
-    settings = _declare_gpu_site(folder)
+    settings = _declare_gpu_site(folder, transfers_url)
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(contextlib.closing(StateDir.open_folder(settings.state, "i")))
         memory = SimpleNamespace(**psutil.virtual_memory()._asdict())
@@ -89,13 +91,19 @@ async def gpu_site(folder: Path, *, engine_mib: int, used_mib: int, busy_percent
         yield url
 
 
-def _declare_gpu_site(folder: Path) -> ControllerSettings:
+def _declare_gpu_site(folder: Path, transfers_url: str | None) -> ControllerSettings:
     for name in ("desired", "gateway", "models"):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
     model: dict[str, Any] = {"backend": "stub", "gpus": 1, "vram_mib": DECLARED_MIB}
     (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {GPU_MODEL: model}}))
+    given: dict[str, Any] = {} if transfers_url is None else {"transfers_url": transfers_url}
     return ControllerSettings(
-        desired=folder / "desired", state=folder / "state", models=folder / "models", runtime="process", resync_s=0.5
+        desired=folder / "desired",
+        state=folder / "state",
+        models=folder / "models",
+        runtime="process",
+        resync_s=0.5,
+        **given,
     )
 
 

@@ -5,6 +5,7 @@ accessible.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, ViewportSize, async_playwright, expect
 
 from gateway.page.page_files import BUILT_FOLDER, INDEX
 from tests.support.require import require
@@ -116,7 +117,9 @@ async def open_page(url: str, look: Look = Look.DESK, path: str = "/") -> AsyncI
 async def choose_model(page: Page, model: str) -> None:
     """For the conversation that is shown."""
     await page.get_by_role("button", name="Model:").click()
-    await page.get_by_role("dialog", name="Models").get_by_role("button", name=model).click()
+    # Another model's reason may have the name in it.
+    entry = re.compile(rf"^{re.escape(model)}\s")
+    await page.get_by_role("dialog", name="Models").get_by_role("button", name=entry).click()
 
 
 async def send_message(page: Page, text: str) -> None:
@@ -127,23 +130,37 @@ async def send_message(page: Page, text: str) -> None:
 
 async def show_conversations(page: Page) -> None:
     """Have the list of conversations be there: on a phone it is behind a button."""
-    await _press_if_there(page, "Show conversations")
+    await _fold(page, _CONVERSATIONS, is_open=True)
+
+
+async def open_menu(page: Page, name: str) -> None:
+    """Have the controls of a menu of the bar be there (`Views`, `More actions`): on a phone they are behind a
+    button."""
+    await _fold(page, name, is_open=True)
 
 
 async def hide_conversations(page: Page) -> None:
     """Have the conversation itself be there again, after `show_conversations`."""
-    await _press_if_there(page, "Hide conversations")
+    await _fold(page, _CONVERSATIONS, is_open=False)
 
 
-async def _press_if_there(page: Page, name: str) -> None:
+_CONVERSATIONS: Final = re.compile("^(Show|Hide) conversations$")
+
+
+async def _fold(page: Page, name: str | re.Pattern[str], *, is_open: bool) -> None:
+    """Have what a button of that name opens on a phone be open or closed there. A wider window shows it always."""
+    if page.viewport_size is None or page.viewport_size["width"] > PHONE["width"]:
+        return
     button = page.get_by_role("button", name=name)
-    if await button.is_visible():
+    wanted = "true" if is_open else "false"
+    if await button.get_attribute("aria-expanded") != wanted:
         await button.click()
+    await expect(button).to_have_attribute("aria-expanded", wanted)
 
 
 async def post_as_page(stack: RoundhouseStack, path: str, body: Mapping[str, Any]) -> Any:
     """Ask a gateway without keys as the page does, so that what it makes is the page's user's. Returns the JSON."""
-    reply = await stack.request("POST", path, body, headers={"X-Client-Id": "roundhouse-page"})
+    reply = await stack.request("POST", path, body)
     assert reply.status in (200, 202), reply.body
     return reply.body
 

@@ -17,7 +17,8 @@ from tests.fakes.fake_mcp_server import text_result
 from tests.fakes.fake_tool_model import Move
 from tests.support.page_browser import DEADLINE_MS, Look, open_context, open_page, send_message
 from tests.support.page_stacks import MODELS, make_hub, managed_stack, spoken_stack
-from tests.support.page_tour import take_tour, tour_stack
+from tests.support.page_tour import serve_own_file, take_tour, tour_stack
+from tests.support.roundhouse_stack import RoundhouseStack
 from worker.clockwork import make_model
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "page"
@@ -58,15 +59,17 @@ async def draw_models(url: str, out: Path) -> None:
         await keep(page, out / "models.png")
 
 
-async def draw_tour(url: str, out: Path) -> None:
+async def draw_tour(stack: RoundhouseStack, clockwork: Path, out: Path) -> None:
     """What a new user does first."""
 
     async def draw(page: Page, name: str) -> None:
         await page.mouse.move(0, 0)
         await keep(page, out / f"tour-{name}.png")
 
-    async with open_context(url) as context:
+    async with open_context(stack.url) as context:
         await take_tour(await context.new_page(), draw)
+    async with open_page(stack.url, path="/#/models") as page:
+        await serve_own_file(page, stack.models, clockwork, "my-model", draw)
 
 
 async def keep(page: Page, path: Path) -> None:
@@ -90,7 +93,7 @@ def draw_pictures(out: Path) -> None:
             asyncio.run(stack.gone("broken"))
             asyncio.run(draw_models(stack.url, out))
         with tour_stack(Path(folder) / "tour", clockwork) as stack:
-            asyncio.run(draw_tour(stack.url, out))
+            asyncio.run(draw_tour(stack, clockwork, out))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def clockwork_stack(
     """Controller and gateway as processes, once the model named `clockwork` of `models` is loaded. `tools`: a further
     desired-state file."""
     require_page()
-    stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off"})
+    stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_MDNS": "off", "ROUNDHOUSE_PATH_PREFIX": PATH_PREFIX})
     shutil.copy(clockwork, stack.models / "clockwork.gguf")
     stack.declare(models)
     if tools is not None:
@@ -64,6 +64,8 @@ def clockwork_stack(
         yield stack
 
 
+PATH_PREFIX = "/llm"
+"""Under which the page is served, too, as by a proxy that passes a prefix on."""
 MODEL = "speaker"
 SERVER = "desk"
 

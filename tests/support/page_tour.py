@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.support.fake_hub.repositories import HubRepository
 from tests.support.fake_hub.server import FakeHub
 from tests.support.page_browser import send_message
 from tests.support.page_stacks import MODELS, managed_stack, open_in_thread
-from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.seeing_model import BRIGHT, make_image, make_projector, make_seeing_model
 
 REPOSITORY = "sees/clock-GGUF"
@@ -65,6 +66,27 @@ async def take_tour(page: Page, keep: Keep) -> None:
     await _load_again(page, keep)
     await _ground_on_a_document(page, keep)
     await _call_a_tool(page, keep)
+
+
+async def serve_own_file(page: Page, models: Path, source: Path, name: str, keep: Keep) -> int:
+    """Copy a model's file as `name`.gguf into the models folder while the page shows what lies there, have it served,
+    and chat with it. Return how often something was clicked until the answer was there; the message is sent with the
+    Enter key. The models page must have been opened."""
+    await page.evaluate("clicks = 0, addEventListener('click', () => clicks++, true)")
+    shutil.copy(source, models / f"{name}.gguf")
+    file = page.get_by_role("list", name="Models folder").get_by_role("listitem", name=f"{name}.gguf", exact=True)
+    await file.get_by_role("button", name=f"Serve {name}.gguf").click()
+    row = page.get_by_role("list", name="Models", exact=True).get_by_role("listitem", name=name, exact=True)
+    await expect(row).to_contain_text("loaded")
+    await file.scroll_into_view_if_needed()
+    await keep(page, "serve")
+    await row.get_by_role("link", name=f"Chat with {name}").click()
+    await expect(page.get_by_role("button", name=f"Model: {name}")).to_be_visible()
+    message = page.get_by_role("textbox", name="Message", exact=True)
+    await message.fill("Who are you?")
+    await message.press("Enter")
+    await _answered(page, SENTENCE)
+    return int(await page.evaluate("clicks"))
 
 
 async def _get_a_model(page: Page, keep: Keep) -> None:

@@ -30,6 +30,7 @@ _BEYOND = (
     *("response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"),
     *("response.file_search_call.in_progress", "response.file_search_call.searching"),
     *("response.file_search_call.completed", "response.output_text.annotation.added"),
+    *("response.reasoning_text.delta", "response.reasoning_text.done"),
 )
 """Events that Open Responses does not know; it knows annotations of another type."""
 _BEYOND_ITEMS = ("custom_tool_call", "file_search_call", "mcp_list_tools", "mcp_call", "mcp_approval_request")
@@ -102,12 +103,15 @@ class Fold:
     """Puts a response together from its events, as a client does that trusts the deltas alone, and fails where the
     order is not the specified one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = False) -> None:
+        self._is_open = is_open
         self.response: Fields | None = None
         self.items: list[Fields] = []
         self._open: set[int] = set()
         self._part: Fields | None = None
         """The part that is open."""
+        self._summary: Fields | None = None
+        """The part of a summary that is open, beside it."""
         self._is_said = False
         """Its text is done."""
         self._finished_calls: set[int] = set()
@@ -123,7 +127,7 @@ class Fold:
         assert self._error is None or kind == "failed"
         for ending in ("delta", "done"):
             name, _, last = kind.rpartition(".")
-            if last == ending and name not in ("output_item", "content_part"):
+            if last == ending and name not in ("output_item", "content_part", "reasoning_summary_part"):
                 getattr(self, f"_{ending}")(name, event)
                 return
         getattr(self, "_failure" if kind == "error" else "_" + kind.replace(".", "_"))(event)
@@ -167,6 +171,11 @@ class Fold:
 
     def _growing(self, name: str, event: Fields) -> tuple[Fields, str]:
         item = self._item(event)
+        if "summary_index" in event:
+            assert name == "reasoning_summary_text"
+            assert item["summary"][event["summary_index"]] is self._summary
+            assert self._summary is not None
+            return self._summary, "text"
         if "content_index" not in event:
             named = {"function_call": "function_call_arguments", RUN_CALL: "mcp_call_arguments"}
             assert name == named.get(item["type"], "custom_tool_call_input")
@@ -176,7 +185,8 @@ class Fold:
         assert self._part is not None
         assert part is self._part
         assert not self._is_said
-        assert name == part["type"] or (part["type"], name) == ("reasoning_text", "reasoning")
+        assert name == part["type"] or (part["type"], name, self._is_open) == ("reasoning_text", "reasoning", True)
+        assert (part["type"], name, self._is_open) != ("reasoning_text", "reasoning_text", True)
         return part, "refusal" if name == "refusal" else "text"
 
     def _delta(self, name: str, event: Fields) -> None:
@@ -193,8 +203,20 @@ class Fold:
             assert event["logprobs"] == grows["logprobs"]
         if "content_index" in event:
             self._is_said = True
-        else:
+        elif "summary_index" not in event:
             self._finished_calls.add(event["output_index"])
+
+    def _reasoning_summary_part_added(self, event: Fields) -> None:
+        item, part = self._item(event), event["part"]
+        assert (event["summary_index"], self._summary) == (len(item["summary"]), None)
+        assert part == {"type": "summary_text", "text": ""}
+        item["summary"].append(part)
+        self._summary = part
+
+    def _reasoning_summary_part_done(self, event: Fields) -> None:
+        assert self._item(event)["summary"][event["summary_index"]] is self._summary
+        assert event["part"] == self._summary
+        self._summary = None
 
     def _content_part_done(self, event: Fields) -> None:
         assert self._is_said
@@ -260,7 +282,7 @@ class Fold:
         if item["type"] == "file_search_call":
             assert self.items[index]["status"] == "searching"
             self.items[index] |= {name: item[name] for name in ("queries", "results")}
-        assert self._part is None or "call_id" in item
+        assert (self._part, self._summary) == (None, None) or "call_id" in item
         assert item["status"] in ("completed", "incomplete")
         assert ("call_id" not in item) or index in self._finished_calls
         assert item == {**self.items[index], "status": item["status"]}
@@ -300,7 +322,7 @@ class Fold:
 
 def folded(stream: bytes, *, is_open: bool = False) -> Fields:
     """The response that a whole stream makes, its order and its schemas checked."""
-    fold = Fold()
+    fold = Fold(is_open=is_open)
     events = events_in(stream)
     for event in events:
         check_event(event, is_open=is_open)

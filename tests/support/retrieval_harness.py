@@ -160,6 +160,7 @@ class DocumentsSite:
     """A gateway that knows a retrieval program."""
 
     gateway: GatewayHarness
+    retrieval_pid: int
 
     @property
     def url(self) -> str:
@@ -174,20 +175,21 @@ async def documents_site(folder: Path, *models: ModelRoute, **settings: str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     async with gateway_harness(state=folder, retrieval_url=f"http://{address}") as gateway:
         await gateway.publish(*models)
-        async with retrieval_program(folder, gateway.url, address, **settings):
+        async with retrieval_program(folder, gateway.url, address, **settings) as pid:
 
             async def answers() -> bool:
                 return bool((await gateway.get("/v1/documents")).status == 200)
 
             await until("the gateway reaches retrieval", answers)
-            yield DocumentsSite(gateway)
+            yield DocumentsSite(gateway, pid)
 
 
 @contextlib.asynccontextmanager
-async def retrieval_program(folder: Path, gateway_url: str, address: str, **settings: str) -> AsyncIterator[None]:
+async def retrieval_program(folder: Path, gateway_url: str, address: str, **settings: str) -> AsyncIterator[int]:
     """Run a retrieval program that listens at `address` (`host:port`), with its state in `folder`.
 
-    `settings`: names without `ROUNDHOUSE_`. It answers when the block begins, and has ended when the block ends."""
+    `settings`: names without `ROUNDHOUSE_`. Yields the id of the process, which answers when the block begins and has
+    ended when the block ends."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
     variables = {"STATE": str(folder), "RETRIEVAL_LISTEN": address, "GATEWAY_URL": gateway_url, **settings}
     process = await asyncio.create_subprocess_exec(
@@ -205,7 +207,7 @@ async def retrieval_program(folder: Path, gateway_url: str, address: str, **sett
             return await answers(f"http://{address}/metrics")
 
         await until("retrieval answers", is_up)
-        yield
+        yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

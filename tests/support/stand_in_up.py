@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from cli.app import run
-from cli.up.supervisor import ProcessRecord
+from cli.up.supervisor import ProcessRecord, pass_on
+from common.listening import LISTENER
 from tests.support.http_client import answers
 from tests.support.ports import free_port
 from tests.support.wait import until
@@ -34,6 +35,8 @@ class Up:
         self.process: subprocess.Popen[str] | None = None
         self.program = "up"
         """Which program of tests/fakes/stand_ins.py it is."""
+        self.passed: list[int] = []
+        """Descriptors of listening sockets that it is started with, as systemd does it."""
 
     def start(self, *arguments: str, **env: str) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
@@ -48,13 +51,16 @@ class Up:
             "EVENTS": str(self.events_file),
         }
         with (self.log_folder / "out").open("w") as out, (self.log_folder / "err").open("w") as err:
+            command = [sys.executable, "-m", "tests.fakes.stand_ins", self.program, *arguments]
+            argv, passing = pass_on(command, [(LISTENER, each) for each in self.passed])
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fakes.stand_ins", self.program, *arguments],
+                argv,
                 cwd=REPOSITORY,
-                env={**own, **settings, **env},
+                env={**own, **settings, **env, **passing},
                 stdout=out,
                 stderr=err,
                 text=True,
+                pass_fds=self.passed,
             )
 
     @property

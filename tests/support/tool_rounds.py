@@ -26,7 +26,7 @@ GET = OfferedTool("weather", "get", "Says the weather.", CITY, writes=False)
 SET = OfferedTool("weather", "set", "Makes the weather.", CITY, writes=True)
 TIME = OfferedTool("roundhouse", "current_time", "Says the time.", {"type": "object", "properties": {}}, writes=False)
 OFFERED = {
-    "weather": OfferedServer("weather", (GET, SET)),
+    "weather": OfferedServer("weather", (GET, SET), urls=("https://weather.example/mcp", "http://127.0.0.1/mcp")),
     "roundhouse": OfferedServer("roundhouse", (TIME,)),
     "down": OfferedServer("down", (), "It cannot be reached."),
 }

@@ -71,11 +71,23 @@ def test_the_port_is_said_on_makes_command_line(checkout: Path) -> None:
     assert up_command(make(checkout, "-n", "up", PORT="3000")) == command, "some other program's"
 
 
+def test_the_demo_model_is_made_where_up_looks_for_models(checkout: Path) -> None:
+    def is_made(arguments: str = "", **env: str) -> bool:
+        return "worker.clockwork" in make(checkout, "-n", "up", f"ARGS={arguments}", **env).stdout
+
+    assert is_made()
+    assert is_made("--json --models ./models")
+    assert is_made("--models=/elsewhere,models --json")
+    assert not is_made("--models /elsewhere --state /elsewhere/state")
+    assert not is_made(ROUNDHOUSE_MODELS="/elsewhere")
+    assert is_made("--models models", ROUNDHOUSE_MODELS="/elsewhere")
+
+
 def test_the_installation_says_how_far_it_is(checkout: Path) -> None:
     done = make(checkout, "install")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "roundhouse: installing into .venv (all); it takes about a minute",
+        "roundhouse: installing into .venv (all); it takes one to five minutes",
         "roundhouse: 20 packages found",
         "roundhouse: 40 packages found",
         "roundhouse: unpacking 45 packages",

@@ -1,4 +1,4 @@
-"""What a reference resolves to, and some bytes of its files, before anything is downloaded."""
+"""What a search finds, what a reference resolves to, and some bytes of its files, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from typing import Final
 
 from common.network.transport import InterruptedConnectionError
-from contract.downloads import LONGEST_RANGE, Inspection, PlacedFile, RemoteFile
+from contract.downloads import (
+    LONGEST_RANGE,
+    FoundModels,
+    FoundRepository,
+    Inspection,
+    ModelChoice,
+    PlacedFile,
+    RemoteFile,
+    RepositoryFacts,
+    SearchOrder,
+)
 from contract.errors import RoundhouseError
 from contract.model_reference import ModelReference
 from transfers.downloads.job import choose_folder, has_kept_state
@@ -23,11 +35,18 @@ LONGEST_WAIT_S: Final = 10.0
 KEPT_S: Final = 60.0
 """Seconds for which the answer of a source is used for the ranges of its files."""
 _MOST_KEPT: Final = 32
+SEARCH_S: Final = 40.0
+"""Seconds after which a search answers without what the hub has not said yet."""
+PARALLEL: Final = 5
+"""Repositories of one search that the hub is asked about at the same time."""
+_TAGS: Final = ("gguf", "safetensors")
+"""Tags of the hub that a search looks for: what is in neither format runs code when it is loaded, or no engine loads
+it."""
 
 
 class Inspector:
-    """Asks sources what references are now, and reads parts of their files, without a download. What a source said is
-    kept for `KEPT_S`, for `read_range`. Safe for threads."""
+    """Asks sources what there is and what references are now, and reads parts of their files, without a download. What
+    a source said is kept for `KEPT_S`, for `read_range`. Safe for threads."""
 
     def __init__(
         self,
@@ -67,6 +86,33 @@ class Inspector:
             missing_bytes=sum(each.size for each in files if not each.is_present),
             free_bytes=self._folder.measure_free(),
         )
+
+    def search(self, order: SearchOrder) -> FoundModels:
+        """Search the hub, and return the repositories that have a model, with their models. One whose files the hub
+        does not list within `SEARCH_S` says why. Blocks, for a minute at most. Raises RoundhouseError
+        `source_forbidden`, `source_address_refused`, `source_unavailable` or `source_mismatch` where the hub does not
+        search."""
+        wait = _Patience(LONGEST_WAIT_S).wait
+        ends_at = time.monotonic() + SEARCH_S
+        threads = ThreadPoolExecutor(PARALLEL, "search")
+        try:
+            gguf, safetensors = (
+                threads.submit(self._sources.hub.search, order.words, tag, order.limit, wait=wait) for tag in _TAGS
+            )
+            facts = choose_found(gguf.result(SEARCH_S), safetensors.result(SEARCH_S), order.limit)
+            asked = [
+                (each, threads.submit(self._sources.hub.list_choices, each.repository, wait=wait)) for each in facts
+            ]
+            wait_for_futures([future for _, future in asked], max(0.0, ends_at - time.monotonic()))
+            found = [_build_found(each, future) for each, future in asked]
+        except TimeoutError:
+            raise RoundhouseError("source_unavailable", f"The hub did not answer within {SEARCH_S:g} s.") from None
+        except InterruptedConnectionError:
+            raise _ending() from None
+        finally:
+            # What is not answered yet ends by its own limits.
+            threads.shutdown(wait=False, cancel_futures=True)
+        return FoundModels(repositories=[each for each in found if each.choices or each.reason is not None])
 
     def read_range(self, reference: ModelReference, path: str, start: int, length: int) -> bytes:
         """Return up to `length` bytes of the file `path` at the source, from the byte `start` on; fewer, or none, at
@@ -131,6 +177,30 @@ class Inspector:
             raise describe_failure(error, "the source") from None
         finally:
             client.close()
+
+
+def choose_found(
+    gguf: Sequence[RepositoryFacts], safetensors: Sequence[RepositoryFacts], limit: int
+) -> list[RepositoryFacts]:
+    """Return up to `limit` repositories of two lists, the most downloaded first, each once: half of each list, and more
+    of one where the other has fewer. Models in safetensors are downloaded so much more often that they alone would
+    fill the answer."""
+    others = [each for each in safetensors if each.repository not in {known.repository for known in gguf}]
+    taken = min(len(others), max(limit // 2, limit - len(gguf)))
+    chosen = [*gguf[: limit - taken], *others[:taken]]
+    return sorted(chosen, key=lambda each: -(each.downloads or 0))
+
+
+def _build_found(facts: RepositoryFacts, future: Future[tuple[list[ModelChoice], int]]) -> FoundRepository:
+    choices: list[ModelChoice] = []
+    left_out, reason = 0, None
+    try:
+        choices, left_out = future.result(timeout=0)
+    except TimeoutError:
+        reason = "The hub has not listed its files in time."
+    except RoundhouseError as error:
+        reason = error.message
+    return FoundRepository(**{**dict(facts), "left_out": left_out, "reason": reason}, choices=choices)
 
 
 class _Patience:

@@ -19,6 +19,10 @@ DEFAULT_QUANTISATIONS: Final = ("Q4_K_M", "Q8_0")
 _SPLIT: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _PRECISION: Final = re.compile(r"[-.][A-Z_]*(\d{1,3})[A-Z0-9_]*$", re.IGNORECASE | re.ASCII)
 """The word at the end of a name, such as `Q4_K_M`, `BF16` or `MXFP4`."""
+_QUANTISATION: Final = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q|TQ)\d[A-Z0-9_]*|BF16|F16|F32|(?:MX|NV)FP4(?:_MOE)?)$", re.IGNORECASE | re.ASCII
+)
+"""The end of a GGUF file's name that names its quantisation."""
 _BESIDE: Final = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _WEIGHTS: Final = (".safetensors",)
 _MOST_SHARDS: Final = 999
@@ -66,8 +70,57 @@ def choose_files(
     return _choose_folder(every, include_pickle=include_pickle)
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedFiles:
+    """Files that an order for one of a repository's models takes, and what names them."""
+
+    files: ChosenFiles
+    quantisation: str | None = None
+    """As the name of the main file tells it; None: it tells none."""
+    path: str | None = None
+    """What a reference must name, because the quantisation would not lead to these files; None: nothing."""
+
+
+def list_choices(paths: Iterable[str], most: int) -> tuple[list[OfferedFiles], int]:
+    """Return the models of a repository with these files, at most `most`, and how many more there are: each GGUF model
+    that has all of its parts; in a repository without GGUF files, the folder, if it has safetensors and a
+    `config.json`. Weights in pickle files are none."""
+    every = sorted(paths)
+    models = [each for each in every if _is_gguf(each) and not _is_beside(each)]
+    if not models:
+        try:
+            folder = _choose_folder(every, include_pickle=False)
+        except NoSuchFileError:
+            return [], 0
+        is_model = "config.json" in folder.paths and folder.paths[0].endswith(_WEIGHTS)
+        return ([OfferedFiles(folder)] if is_model else []), 0
+    first_shards = _find_first_shards(models)
+    found = []
+    for path in first_shards[:most]:
+        try:
+            found.append(_offer_gguf(every, models, path))
+        except NoSuchFileError:
+            continue  # a part is missing
+    return found, max(0, len(first_shards) - most)
+
+
+def _offer_gguf(every: Sequence[str], models: Sequence[str], path: str) -> OfferedFiles:
+    split = _SPLIT.fullmatch(path)
+    named = _QUANTISATION.search(split["stem"] if split is not None else path[: -len(".gguf")])
+    quantisation = None if named is None else named[1]
+    if quantisation is not None:
+        chosen = _choose_gguf(every, models, quantisation)
+        if chosen.paths[0] == path:
+            return OfferedFiles(chosen, quantisation)
+    return OfferedFiles(ChosenFiles(tuple(_find_shards(every, path))), quantisation, path)
+
+
+def _find_first_shards(models: Sequence[str]) -> list[str]:
+    return [each for each in models if (split := _SPLIT.fullmatch(each)) is None or int(split["number"]) == 1]
+
+
 def _choose_gguf(every: Sequence[str], models: Sequence[str], quantisation: str | None) -> ChosenFiles:
-    first_shards = [each for each in models if (split := _SPLIT.fullmatch(each)) is None or int(split["number"]) == 1]
+    first_shards = _find_first_shards(models)
     for wanted in DEFAULT_QUANTISATIONS if quantisation is None else (quantisation,):
         # As llama-server's `-hf` has it, but first a whole word (Q4_K is not IQ4_K) that ends the name.
         word, whole = re.escape(wanted), r"(?<![A-Za-z0-9])"

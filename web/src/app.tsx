@@ -4,6 +4,8 @@ import { useAccess } from "./api/access";
 import { SignIn } from "./api/sign_in";
 import { ChatView } from "./chat/chat_view";
 import { routeHash, useRoute, type View } from "./router";
+import { BarFrame, BarMenu } from "./ui/bar";
+import { Icon, type IconName, Mark } from "./ui/icons";
 import { KeyCommands } from "./ui/key_commands";
 
 const ModelsView = lazy(() => import("./models/models_view"));
@@ -19,6 +21,14 @@ const TITLES: Record<View, string> = {
   settings: "Settings",
 };
 
+const ICONS: Record<View, IconName> = {
+  chat: "chat",
+  models: "box",
+  documents: "document",
+  activity: "activity",
+  settings: "sliders",
+};
+
 export function App() {
   const { needsKey } = useAccess();
   const route = useRoute();
@@ -28,29 +38,49 @@ export function App() {
       <a href="#main" className="sr-only focus:not-sr-only focus:absolute focus:z-10 focus:bg-raised focus:p-2">
         Skip to content
       </a>
-      <header className="flex items-center gap-3 border-b border-line px-3 py-1">
-        <span className="font-semibold max-sm:hidden">Roundhouse</span>
-        <nav aria-label="Views" className="flex flex-1 gap-1 overflow-x-auto max-sm:gap-0">
+      <BarFrame ways={<Ways shown={route.view} />}>
+        <main id="main" className="min-h-0 flex-1" tabIndex={-1}>
+          {needsKey ? (
+            <SignIn />
+          ) : (
+            <Suspense fallback={<p className="p-4 text-faint">Loading…</p>}>{viewOf(route)}</Suspense>
+          )}
+        </main>
+      </BarFrame>
+    </div>
+  );
+}
+
+/** The links to the views. */
+function Ways({ shown }: { shown: View }) {
+  const face = (
+    <>
+      <span className="text-text">{TITLES[shown]}</span>
+      <Icon name="down" />
+    </>
+  );
+  return (
+    <>
+      <Mark className="mx-1 size-6 max-md:hidden" />
+      <span className="mr-2 font-semibold max-md:hidden">Roundhouse</span>
+      <BarMenu label={`Views: ${TITLES[shown]}`} face={face} side="left">
+        <nav aria-label="Views" className="flex gap-1 max-md:flex-col">
           {(Object.keys(TITLES) as View[]).map((view) => (
             <a
               key={view}
               href={routeHash(view)}
-              aria-current={route.view === view ? "page" : undefined}
-              className="rounded-md px-3 py-1.5 text-sm text-faint max-sm:px-2 hover:bg-panel aria-[current=page]:bg-panel aria-[current=page]:text-text"
+              aria-current={shown === view ? "page" : undefined}
+              className="inline-flex items-center gap-1.5 rounded-md px-3 py-1.5 text-sm text-faint hover:bg-panel aria-[current=page]:bg-panel aria-[current=page]:text-text"
             >
+              <span className="md:max-lg:hidden">
+                <Icon name={ICONS[view]} />
+              </span>
               {TITLES[view]}
             </a>
           ))}
         </nav>
-      </header>
-      <main id="main" className="min-h-0 flex-1" tabIndex={-1}>
-        {needsKey ? (
-          <SignIn />
-        ) : (
-          <Suspense fallback={<p className="p-4 text-faint">Loading…</p>}>{viewOf(route)}</Suspense>
-        )}
-      </main>
-    </div>
+      </BarMenu>
+    </>
   );
 }
 

@@ -4,6 +4,7 @@ import { createRoot } from "react-dom/client";
 import { AccessProvider } from "./api/access";
 import { ApiError } from "./api/errors";
 import { App } from "./app";
+import { DraftsProvider } from "./chat/composer/drafts";
 import { RunsProvider } from "./chat/runs";
 import "./theme/page.css";
 
@@ -28,7 +29,9 @@ createRoot(root).render(
     <QueryClientProvider client={queries}>
       <AccessProvider>
         <RunsProvider>
-          <App />
+          <DraftsProvider>
+            <App />
+          </DraftsProvider>
         </RunsProvider>
       </AccessProvider>
     </QueryClientProvider>

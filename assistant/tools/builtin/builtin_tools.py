@@ -154,13 +154,13 @@ class SearchDocuments:
         )
         result = await self._search(call.document_tenant, request, call.request_id)
         if not result.data:
-            return ToolResult("No passage fits.")
+            return ToolResult(" ".join(filter(None, ("No passage fits.", result.notice))))
         return ToolResult("\n\n".join(_describe(number, hit) for number, hit in enumerate(result.data, start=1)))
 
 
 def _describe(number: int, hit: SearchHit) -> str:
-    place = [hit.filename or hit.document_id, *([] if hit.page is None else [f"page {hit.page}"]), *hit.headings]
-    return f"[{number}] {', '.join(place)}\n{hit.text}"
+    page = "" if hit.page is None else f", page {hit.page}"
+    return "\n".join((f"[{number}] {hit.filename or hit.document_id}{page}", *hit.headings, hit.text))
 
 
 LARGEST_WRITE: Final = 1024 * 1024

@@ -11,7 +11,8 @@ import json
 import logging
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -66,7 +67,7 @@ from assistant.tools.mcp_client.catalog import (
 )
 from assistant.tools.spec import ToolCall, ToolResult, ToolSpec, cut_texts
 from contract.errors import RoundhouseError
-from contract.tools import GET_PROMPT, READ_RESOURCE, SEPARATOR, McpServerRoute
+from contract.tools import GET_PROMPT, READ_RESOURCE, SEPARATOR, McpServerRoute, write_tool_name
 from gateway.control.inflight import InflightCounts
 from gateway.protocols.common.conversation import Fields
 from gateway.tenancy.api_keys import NamePatterns
@@ -171,17 +172,25 @@ def _text_of_part(part: Any) -> str:
         size = len(part.data) * 3 // 4 - part.data[-2:].count("=")
         return f"[{part.type}, {part.mime_type:.100}, {size} bytes]"
     if part.type == "resource_link":
-        return f"[resource {part.name:.200}: {part.uri!s:.500}]"
+        told = [part.mime_type, None if part.size is None else f"{part.size} bytes", part.description]
+        about = "".join(f", {each:.500}" for each in told if each)
+        return f"[resource {part.name:.200}: {part.uri!s:.500}{about}]"
     resource = part.resource
     if hasattr(resource, "text"):
         return str(resource.text)
     return f"[resource {resource.uri!s:.500}, {resource.mime_type or 'of no type':.100}]"
 
 
-def is_usable_name(name: str) -> bool:
-    """Return whether a tool of this name can be offered: 1 to `LONGEST_NAME` characters of printable ASCII without
-    blanks."""
-    return 0 < len(name) <= LONGEST_NAME and name.isascii() and name.isprintable() and " " not in name
+def name_tools(names: Iterable[str]) -> dict[str, str]:
+    """Return the name under which each tool of a server is offered, by the server's own name for it. Names that need no
+    change have none, and no two are the same. Pure. `names`: in the server's order, with the server's name before
+    each."""
+    listed = list(names)
+    counts = Counter(map(write_tool_name, listed))
+    return {
+        name: write_tool_name(name, is_distinct=counts[write_tool_name(name)] > 1 and write_tool_name(name) != name)
+        for name in listed
+    }
 
 
 def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
@@ -231,7 +240,9 @@ def _block_of(block: Any) -> Fields:
     if block.type in ("image", "audio"):
         return {"type": block.type, "data": block.data, "mimeType": block.mime_type}
     if block.type == "resource_link":
-        return {"type": "resource_link", "uri": str(block.uri), "name": block.name, **_media_type_of(block)}
+        told = {"title": block.title, "description": block.description, "size": block.size}
+        known = {name: value for name, value in told.items() if value is not None}
+        return {"type": "resource_link", "uri": str(block.uri), "name": block.name, **_media_type_of(block), **known}
     return {"type": "resource", "resource": _resource_of(block.resource)}
 
 
@@ -585,13 +596,15 @@ class ServerConnection:
         """Return the tools that are offered, and why others are not. Reading their schemas takes long."""
         offered: dict[str, OfferedTool] = {}
         left_out = []
-        for tool in tools:
-            name = f"{self.route.name}{SEPARATOR}{tool.name}"
-            if name in offered or not self.offers(tool.name):
-                continue
-            if not is_usable_name(tool.name):
+        listed = {
+            f"{self.route.name}{SEPARATOR}{tool.name}": tool for tool in reversed(tools) if self.offers(tool.name)
+        }
+        names = name_tools(reversed(listed))
+        for full_name, tool in reversed(listed.items()):
+            if not 0 < len(tool.name) <= LONGEST_NAME:
                 left_out.append(f"A tool is left out: its name {tool.name!r:.100} cannot be used.")
                 continue
+            name = names[full_name]
             if tool.execution is not None and tool.execution.task_support == "required":
                 left_out.append(f"The tool {tool.name} is left out: it runs only as a task, which is not supported.")
                 continue
@@ -600,7 +613,7 @@ class ServerConnection:
             except SchemaProblem as problem:
                 left_out.append(f"The tool {tool.name} is left out: {problem}.")
                 continue
-            called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
+            called = _ServerTool(self, tool.name, _spec_of(name, full_name, self.route, tool))
             offered[name] = OfferedTool(self.route, called, check)
         return offered, left_out
 
@@ -651,7 +664,7 @@ class _ServerTool:
         return await self._connection.call_tool(self._own_name, call)
 
 
-def _spec_of(name: str, route: McpServerRoute, tool: Any) -> ToolSpec:
+def _spec_of(name: str, own_name: str, route: McpServerRoute, tool: Any) -> ToolSpec:
     annotations = tool.annotations
     title = tool.title or (annotations.title if annotations is not None else None) or tool.name
     return ToolSpec(
@@ -662,6 +675,7 @@ def _spec_of(name: str, route: McpServerRoute, tool: Any) -> ToolSpec:
         # What says nothing of itself may do anything.
         writes=not (annotations is not None and annotations.read_only_hint is True),
         server=route.name,
+        own_name=None if own_name == name else own_name,
     )
 
 

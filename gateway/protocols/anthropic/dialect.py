@@ -14,6 +14,7 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.dialect import EventStream, PassthroughDialect, StreamCollector, usage_of
 from gateway.protocols.common.errors import find_overflow
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import rename_error
 from gateway.protocols.common.streams import (
     EventCollector,
     PassthroughStream,
@@ -198,7 +199,8 @@ class MessagesDialect(PassthroughDialect):
         fields = errors.decode_json(body)
         if errors.is_anthropic(fields) and _may_pass(fields["error"]):
             return body
-        return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
+        envelope = rename_error(errors.engine_body(status, body, request_id), self.form)
+        return errors.anthropic_body(envelope, request_id)
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         return as_error_event(body)

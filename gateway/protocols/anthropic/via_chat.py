@@ -17,7 +17,7 @@ from contract.errors import RoundhouseError
 from contract.routing import ModelRoute
 from gateway.protocols.anthropic.answer_stream import MessagesWriter
 from gateway.protocols.anthropic.dialect import MessagesDialect
-from gateway.protocols.common.bodies import CONSTRAINT_FIELDS
+from gateway.protocols.common.bodies import CONSTRAINT_FIELDS, MESSAGE_FIELDS
 from gateway.protocols.common.conversation import (
     AnswerWriter,
     Assistant,
@@ -48,6 +48,7 @@ from gateway.protocols.common.field_reader import (
     require_value,
 )
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import check_as_chat
 from gateway.protocols.via_chat import TokenCountDialect, ViaChatBase, ViaChatDialect
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -214,21 +215,10 @@ def _blocks(content: Any, place: str) -> Iterator[tuple[Fields, str]]:
         yield block, block_place
 
 
-_REFUSED: Final = {
-    "container": "code runs on Anthropic's servers",
-    "mcp_servers": "they are called by Anthropic's servers",
-    "thread": "Anthropic's servers keep it. Send the whole conversation in `messages`",
+_NOT_PASSED: Final = (MESSAGE_FIELDS - {"temperature", "top_k", "top_p"}) | {
+    *("stream_options", "anthropic_beta", "anthropic_version")
 }
-_READ: Final = frozenset(
-    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "stream_options", "metadata"}
-    | {"tools", "tool_choice", "thinking", "output_config", "output_format"}
-)
-_MEANINGLESS: Final = frozenset(
-    {"anthropic_beta", "anthropic_version", "betas", "billing_policy", "cache_control", "compaction"}
-    | {"context_management", "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo", "service_tier"}
-    | {"speed", "user_profile_id", "workspace_id"}
-)
-_NOT_PASSED: Final = _READ | _MEANINGLESS | frozenset(_REFUSED)
+"""Fields that a chat completion has in another form, or not at all."""
 _EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 _CHOICES: Final[dict[str, Literal["auto", "required", "named", "none"]]] = {
     "auto": "auto",
@@ -244,9 +234,7 @@ def read_prompt(fields: Fields, *, needs_limit: bool = True) -> Prompt:
     """Return what a decoded request asks for. `needs_limit`: refuse a request without `max_tokens`, as Anthropic does.
     Raises RoundhouseError `invalid_request`, also for a field that needs Anthropic's servers (`container`,
     `mcp_servers`, `thread`, tools of Anthropic's own), or `modality_unsupported` for a document that is not text."""
-    for name, why in _REFUSED.items():
-        if fields.get(name):
-            raise field_error(name, f"cannot be used here: {why}")
+    check_as_chat(fields, "messages")
     max_tokens = optional_count(fields, "max_tokens", 0)
     if max_tokens is None and needs_limit:
         raise field_error("max_tokens", "is missing: the most tokens that the answer may have")
@@ -347,6 +335,8 @@ def _output(fields: Fields) -> tuple[str | None, OutputFormat | None]:
 
 class _MessagesBase(ViaChatBase):
     """What messages and their token count share."""
+
+    form: str | None = "messages"
 
     def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
         """Return `prompt` without a `thinking` object that the model does not support, because Anthropic's clients send

@@ -34,9 +34,9 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.dialect import EnvelopeDialect, EventStream, StreamCollector
 from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.fan_out import check_choices
-from gateway.protocols.common.field_reader import describe_value, field_error
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import REFUSABLE, Api, check_effects
 from gateway.protocols.common.streams import (
     OpenAIStream,
     as_events,
@@ -152,6 +152,55 @@ def _function_name(tool: Any) -> Any:
     function = tool.get("function") if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
+
+
+LEGACY_FIELDS: Final = ("functions", "function_call")
+"""Fields of before 2023, which `tools` and `tool_choice` have replaced."""
+_OF_TOOLS: Final = frozenset({"tools", "tool_choice", *LEGACY_FIELDS})
+
+
+def has_functions(fields: Fields) -> bool:
+    """Return whether a chat completion has `functions`, and not `tools`, so that its answer has `function_call`. Empty
+    ones and null are none: clients send all their fields."""
+    return bool(fields.get("functions")) and not fields.get("tools")
+
+
+def has_other_forms(request: InferenceRequest) -> bool:
+    """Return whether the tools, calls or results of a chat completion have forms that engines do not know
+    (`tool_forms`)."""
+    fields, text = request.outline_fields, request.outline
+    # Each conversation with calls has one of these, as a key or a whole text: inside a string, a quote is escaped.
+    if _OF_TOOLS.isdisjoint(fields) and b'"function' not in text and b'"custom"' not in text:
+        return False
+    choice, tools, messages = fields.get("tool_choice"), fields.get("tools"), fields.get("messages")
+    return (
+        any(fields.get(name) is not None for name in LEGACY_FIELDS)
+        or (isinstance(choice, dict) and choice.get("type") == "custom")
+        or (tools is not None and not (isinstance(tools, list) and all(map(_is_function, tools))))
+        or (isinstance(messages, list) and any(map(_is_other_message, messages)))
+    )
+
+
+def _is_function(tool: Any) -> bool:
+    """Whether a tool is a function with a name, as every engine knows it. llama-server fails at others."""
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def has_other_type(tool: Any) -> bool:
+    """Return whether a tool, or a call of one, says that it is no function. One that is no object does not."""
+    return isinstance(tool, dict) and tool.get("type", "function") != "function"
+
+
+def _is_other_message(message: Any) -> bool:
+    if not isinstance(message, dict):
+        return False
+    calls = message.get("tool_calls")
+    return (
+        message.get("function_call") is not None
+        or message.get("role") == "function"
+        or (isinstance(calls, list) and any(map(has_other_type, calls)))
+    )
 
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -368,20 +417,6 @@ def apply_thinking(fields: Fields, mode: Asked | None, control: ThinkingControl 
     return fields | {"chat_template_kwargs": {**template_kwargs, "enable_thinking": mode == "enabled"}}
 
 
-def check_completion(fields: Fields) -> None:
-    """Refuse completion options that llama-server silently ignores (`invalid_request`): `echo`, `suffix`, and a
-    `best_of` other than `n`."""
-    count = fields.get("n") or 1
-    for name, is_overlooked in (
-        ("echo", bool(fields.get("echo"))),
-        ("suffix", bool(fields.get("suffix"))),
-        ("best_of", fields.get("best_of") not in (None, count)),
-    ):
-        if is_overlooked:
-            rule = f"cannot be had: llama-server answers what follows the prompt alone; {describe_value(fields[name])}"
-            raise field_error(name, rule)
-
-
 class ChatStream(OpenAIStream):
     """`EventStream` of chat completion events, passed through. Thoughts are sent under both of their field names,
     `reasoning_content` and `reasoning`."""
@@ -413,10 +448,15 @@ class OpenAIDialect(EnvelopeDialect):
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._known_fields = CHAT_FIELDS if is_chat else COMPLETION_FIELDS
+        self._api: Api = "chat" if is_chat else "completions"
+
+    def can_serve(self, request: InferenceRequest) -> bool:
+        """Return False for a chat whose tools have other forms than engines know."""
+        return not (self._is_chat and has_other_forms(request))
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse what the model does not support, fields that a remote model must not get, too many answers, and
-        completion options that llama-server ignores.
+        fields that the engine would ignore.
 
         Raises:
             RoundhouseError: as `Dialect.check_request`.
@@ -426,8 +466,8 @@ class OpenAIDialect(EnvelopeDialect):
         check_foreign_fields(fields, self._known_fields, route)
         check_choices(fields, route)
         adapt_constraints(request.whole_where_any(CONSTRAINT_FIELDS), route, is_chat=self._is_chat)
-        if not self._is_chat and route.backend == LLAMA_SERVER:
-            check_completion(fields)
+        if not REFUSABLE[self._api].isdisjoint(fields):
+            check_effects(fields, self._api, route)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """Return the body as the engine understands it, without fields that it must not get, and asking for usage in

@@ -26,6 +26,7 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import describe_value, field_error, require_value
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import REQUEST_FIELDS
 
 LLAMA_SERVER: Final = "llama_server"
 VLLM_BACKENDS: Final = ("vllm_serve", "vllm")
@@ -200,29 +201,10 @@ def route_to_module(request: InferenceRequest, route: ModelRoute) -> ModelRoute:
     return route.model_copy(update={"served_name": name})
 
 
-_GENERATION_FIELDS: Final = frozenset(
-    {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"}
-    | {"seed", "stop", "n", "logit_bias", "user"}
-)
-CHAT_FIELDS: Final = _GENERATION_FIELDS | {
-    *("messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "response_format"),
-    *("max_completion_tokens", "logprobs", "top_logprobs", "reasoning_effort", "verbosity", "modalities", "audio"),
-    *("metadata", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("safety_identifier", "service_tier", "store", "web_search_options"),
-}
-"""OpenAI's fields of chat completions, from the types of its package 3.52."""
-COMPLETION_FIELDS: Final = _GENERATION_FIELDS | {"prompt", "suffix", "echo", "best_of", "logprobs"}
-"""OpenAI's fields of completions."""
-EMBEDDING_FIELDS: Final = frozenset({"model", "input", "dimensions", "encoding_format", "user"})
-"""OpenAI's fields of embeddings."""
-MESSAGE_FIELDS: Final = frozenset(
-    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"}
-    | {"tools", "tool_choice", "thinking", "output_config", "output_format", "metadata", "service_tier", "container"}
-    | {"cache_control", "context_management", "compaction", "mcp_servers", "inference_geo", "speed", "thread"}
-    | {"betas", "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks", "user_profile_id"}
-    | {"workspace_id"}
-)
-"""Anthropic's fields of messages, from the types of its package 2.12; `output_format` from those of earlier ones."""
+CHAT_FIELDS: Final = frozenset(REQUEST_FIELDS["chat"])
+COMPLETION_FIELDS: Final = frozenset(REQUEST_FIELDS["completions"])
+EMBEDDING_FIELDS: Final = frozenset(REQUEST_FIELDS["embeddings"])
+MESSAGE_FIELDS: Final = frozenset(REQUEST_FIELDS["messages"])
 RERANK_FIELDS: Final = frozenset(
     {"model", "query", "documents", "top_n", "return_documents", "rank_fields", "max_chunks_per_doc"}
     | {"max_tokens_per_doc", "priority", "truncation"}

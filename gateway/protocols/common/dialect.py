@@ -20,6 +20,7 @@ from contract.routing import ModelRoute
 from gateway.protocols.common import errors
 from gateway.protocols.common.capabilities import check_capabilities
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request_fields import rename_error
 
 HOLD_LIMIT = 4 * 1024 * 1024
 """Maximum bytes that are held of an event whose end has not come. Only whole events are passed on."""
@@ -357,6 +358,9 @@ class PassthroughDialect:
 
     may_flow: bool = False
 
+    form: str | None = None
+    """Form of the requests that become chat completions, of `request_fields.PARAMS`; None: they pass as they are."""
+
     def can_serve(self, request: InferenceRequest) -> bool:
         return True
 
@@ -383,4 +387,4 @@ class EnvelopeDialect(PassthroughDialect):
         return errors.own_body(error, request_id)
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
-        return errors.engine_body(status, body, request_id)
+        return rename_error(errors.engine_body(status, body, request_id), self.form)

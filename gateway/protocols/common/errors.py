@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contract.errors import ERROR_CODES, RoundhouseError
+from contract.errors import ERROR_CODES, RoundhouseError, fill_steps
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.hiding import hide_addresses, hide_in_json
 from gateway.protocols.common.json_bytes import json_bytes
@@ -190,8 +190,12 @@ _OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "
 _FASTAPI_BODY: Final = "body."
 _EXHAUSTED: Final = ERROR_CODES["kv_cache_exhausted"]
 _EXHAUSTED_TEXT: Final = CACHE_EXHAUSTED.encode()
+_CLIENTS_FAULT: Final = re.compile(r"Failed to parse (?P<field>messages|tools)\b|JSON schema error at ")
+"""llama-server's messages, with status 500, about values that it cannot read."""
+_INVALID: Final = ERROR_CODES["invalid_request"]
 _MESSAGE_CHARACTERS: Final = 1000
 _MOST_BRACKETS: Final = 400
+_MOST_STEPS: Final = 10
 _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
 
 
@@ -226,24 +230,26 @@ def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
 
 def answer_status(status: int, body: bytes) -> int:
     """Return the HTTP status to send to a client when an engine answered with this status and error body: that of a
-    context overflow or of an exhausted KV cache if the body reports one, else `client_status`."""
+    context overflow, an exhausted KV cache or a value that cannot be read if the body reports one, else
+    `client_status`."""
     decoded = _decode_shallow(body)
     fields = decoded if isinstance(decoded, dict) else {}  # as `complete_error` reads a text
     if _find_overflow(fields, body) is not None:
         return OVERFLOW_STATUS
     if is_exhausted(fields.get("error")):
         return _EXHAUSTED.status
-    return client_status(status)
+    return client_status(status) if _find_clients_fault(status, fields, body) is None else _INVALID.status
 
 
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
     """Return an engine's error with every field of our error envelope, as `{"error": ...}`.
 
     `fields` is the decoded `body`; empty: it is no JSON object, and the message is taken from `body`. Further fields of
-    the engine's error stay if it has a message, and so does its code if that is a string that is not empty; network
-    addresses are replaced. A context overflow gets the code, type and message that clients look for. A KV cache that
-    all running requests have filled together gets a code of ours (`kv_cache_exhausted`). These two set the error's
-    `status` too; otherwise it is `client_status`.
+    the engine's error stay if it has a message, and so do its code if that is a string that is not empty, and its
+    `next_steps` if they are texts; network addresses are replaced. A context overflow gets the code, type and message
+    that clients look for. A KV cache that all running requests have filled together gets a code of ours
+    (`kv_cache_exhausted`), and a value that llama-server cannot read `invalid_request`. These set the error's `status`
+    too; otherwise it is `client_status`.
     """
     overflow = _find_overflow(fields, body)
     error = fields.get("error")
@@ -263,8 +269,13 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
         status = _EXHAUSTED.status
         # Not the engine's message: clients would take it for a prompt that is too long.
         error = error | {"message": _EXHAUSTED.meaning, "type": _EXHAUSTED.type, "code": _EXHAUSTED.code}
+    elif (fault := _find_clients_fault(status, fields, body)) is not None:
+        status = _INVALID.status
+        error = error | {"type": _INVALID.type, "code": _INVALID.code, "param": fault["field"]}
     code = error.get("code")
     entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
+    is_known = overflow is not None or entry is _EXHAUSTED
+    next_steps = (not is_known and _find_steps(error)) or fill_steps(entry.next_steps, {})
     sent_status = client_status(status)
     kind = error.get("type")
     own_fields = {
@@ -272,11 +283,32 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
         "code": code if isinstance(code, str) and code else entry.code,
         "param": _place(error.get("param")),
         "status": sent_status,
-        "actionable": bool(entry.next_steps),
-        "next_steps": list(entry.next_steps),
+        "actionable": bool(next_steps),
+        "next_steps": next_steps,
         "request_id": request_id,
     }
     return {"error": error | own_fields}
+
+
+def _find_steps(error: Fields) -> list[str]:
+    """Return the next steps that an engine's error names, as a phone's server does; empty: none, or no list of
+    texts."""
+    steps = error.get("next_steps")
+    if not isinstance(steps, list) or not all(isinstance(each, str) for each in steps):
+        return []
+    return [each[:_MESSAGE_CHARACTERS] for each in steps[:_MOST_STEPS] if each]
+
+
+def retry_header(status: int, body: bytes) -> dict[str, str]:
+    """Return the header that says whether to retry after an engine's error that had none: by our code, if the error
+    has one, else `retry-after` with status 425 (Too Early). Empty: nobody knows. `body`: of `engine_body` or
+    `anthropic_body`."""
+    fields = _decode_shallow(body)
+    error = fields.get("error") if isinstance(fields, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code in ERROR_CODES and ERROR_CODES[code].status == status:
+        return RoundhouseError(code, "").build_headers()
+    return RoundhouseError("AICORE_DOWNLOADING", "").build_headers() if status == 425 else {}
 
 
 def reports_exhausted(body: bytes) -> bool:
@@ -405,6 +437,16 @@ def _find_overflow(fields: Fields, body: bytes) -> ContextOverflow | None:
     if isinstance(error, dict):
         return find_overflow(_hide_in_error(error))
     return find_overflow({"code": fields.get("code"), "message": _message(fields, body)})
+
+
+def _find_clients_fault(status: int, fields: Fields, body: bytes) -> re.Match[str] | None:
+    """Return the match of an engine's error that says with status 500 that the request cannot be read; None: it says
+    something else."""
+    if status != 500:
+        return None
+    error = fields.get("error")
+    text = error.get("message") if isinstance(error, dict) else _message(fields, body)
+    return _CLIENTS_FAULT.search(text) if isinstance(text, str) else None
 
 
 def _message(fields: Fields, body: bytes) -> str:

@@ -46,16 +46,18 @@ class Passage(NamedTuple):
     """Page of the original, from 1; None: the format has no pages."""
     score: float
     text: str
+    """What the model reads: the headings above the chunk, the header row of its table, and its text."""
 
     @classmethod
     def of_hit(cls, hit: SearchHit) -> Passage:
         """Return the passage of a hit among documents."""
-        return cls(hit.document_id, hit.filename, hit.chunk, hit.start, hit.end, hit.page, hit.score, hit.text)
+        text = "\n".join((*hit.headings, hit.text))
+        return cls(hit.document_id, hit.filename, hit.chunk, hit.start, hit.end, hit.page, hit.score, text)
 
     @classmethod
     def of_file(cls, hit: VectorStoreHit) -> Passage:
         """Return the passage of a hit in a vector store."""
-        text = "".join(part.text for part in hit.content)
+        text = "\n".join((*hit.headings, "".join(part.text for part in hit.content)))
         return cls(hit.file_id, hit.filename, hit.chunk, hit.start, hit.end, hit.page, hit.score, text)
 
 
@@ -118,9 +120,11 @@ def describe_source(number: int, passage: Passage) -> Fields:
     return {"number": number, **fields}
 
 
-def describe_sources(passages: Sequence[Passage]) -> list[Fields]:
-    """Return `describe_source` of each passage, numbered from 1."""
-    return [describe_source(number, passage) for number, passage in enumerate(passages, start=1)]
+def describe_sources(passages: Sequence[Passage], notice: str | None) -> Fields:
+    """Return the fields of an answer that say where it comes from: `sources`, `describe_source` of each passage,
+    numbered from 1; and `sources_notice`, the search's notice, unless that is None."""
+    sources = [describe_source(number, passage) for number, passage in enumerate(passages, start=1)]
+    return {"sources": sources, **({} if notice is None else {"sources_notice": notice})}
 
 
 FIELD: Final = "rag"

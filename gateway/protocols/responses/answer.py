@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from gateway.protocols.chat.tool_forms import custom_input
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
 from gateway.protocols.common.errors import OVERFLOW_CODE, decode_json, encode_json
 from gateway.protocols.common.json_bytes import quote_text
 from gateway.protocols.common.streams import DONE, data_of, split_events
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.file_search import ITEM_TYPE
-from gateway.protocols.responses.items import custom_input
 from gateway.protocols.responses.mcp import LIST_TYPE, McpCallItem
 from gateway.protocols.responses.request import custom_names, echo_tools, output_format_of
 
@@ -131,9 +131,13 @@ class PartKind(NamedTuple):
 
 TEXT: Final = PartKind("message", "response.output_text", "output_text", "text")
 REFUSAL: Final = PartKind("message", "response.refusal", "refusal", "refusal")
-THOUGHT: Final = PartKind("reasoning", "response.reasoning", "reasoning_text", "text")
-"""Thoughts, under Open Responses' event names; OpenAI's begin with `response.reasoning_text`."""
+THOUGHT: Final = PartKind("reasoning", "response.reasoning_text", "reasoning_text", "text")
+"""Thoughts, under OpenAI's event names."""
+OPEN_THOUGHT: Final = THOUGHT._replace(event="response.reasoning")
+"""Thoughts, under Open Responses' event names."""
 PART_KINDS: Final = {kind.type: kind for kind in (TEXT, REFUSAL, THOUGHT)}
+_SUMMARY: Final = "response.reasoning_summary"
+"""Start of the names of a summary's events, which both specifications have."""
 
 
 def part_of(kind: PartKind, text: str, logprobs: Sequence[Fields] = (), annotations: Sequence[Fields] = ()) -> Fields:
@@ -144,10 +148,17 @@ def part_of(kind: PartKind, text: str, logprobs: Sequence[Fields] = (), annotati
 
 
 def content_item(kind: str, name: str, parts: list[Fields], status: str) -> Fields:
-    """Return a `message` of the assistant or a `reasoning`, whose summary is empty. `name` is the item's id; `status`
-    is `in_progress`, `completed` or `incomplete`, as for all items."""
-    own_fields: Fields = {"role": "assistant"} if kind == "message" else {"summary": []}
+    """Return a `message` of the assistant or a `reasoning`, whose summary repeats the thoughts, because most clients
+    show the summary alone. `name` is the item's id; `status` is `in_progress`, `completed` or `incomplete`, as for all
+    items."""
+    own_fields: Fields = (
+        {"role": "assistant"} if kind == "message" else {"summary": [_summary_part(part["text"]) for part in parts]}
+    )
     return {"id": name, "type": kind, "status": status, **own_fields, "content": parts}
+
+
+def _summary_part(text: str) -> Fields:
+    return {"type": "summary_text", "text": text}
 
 
 def call_item(name: str, call_id: str, tool: str, text: str, status: str, *, is_custom: bool) -> Fields:
@@ -219,14 +230,21 @@ def _field_or(fields: Fields, name: str, default: Any) -> Any:
 class ContentPart:
     """A content part of a message or reasoning item while its text grows. `ResponseWriter` holds the open one."""
 
-    __slots__ = ("_texts", "annotations", "kind", "logprobs", "place", "start", "tail")
+    __slots__ = ("_texts", "annotations", "kind", "logprobs", "place", "start", "summary", "summary_start", "tail")
 
-    def __init__(self, kind: PartKind, place: Fields) -> None:
+    def __init__(self, kind: PartKind, place: Fields, *, has_summary: bool) -> None:
         """`place` holds the fields that say where the part is (`item_id`, `output_index`, `content_index`); each of its
-        events repeats them."""
+        events repeats them. `has_summary`: a part of the item's summary repeats it."""
         self.kind = kind
         self.place = place
         self.start = delta_start(kind.event, place)
+        self.summary: Fields | None = None
+        """Where the part of the summary is that repeats this one; None: nothing does."""
+        self.summary_start = b""
+        if has_summary:
+            fields = {name: place[name] for name in ("item_id", "output_index")}
+            self.summary = {**fields, "summary_index": place["content_index"]}
+            self.summary_start = delta_start(f"{_SUMMARY}_text", self.summary)
         self.tail = b',"logprobs":' if kind is TEXT else b""
         self._texts: list[str] = []
         self.logprobs: list[Fields] = []
@@ -358,6 +376,7 @@ class ResponseWriter:
         """`fields` are those of the request, which a dialect has read. `context` supplies ids and the time."""
         self._fields = fields
         self._context = context
+        self._thought = OPEN_THOUGHT if context.is_open_responses else THOUGHT
         context.times.restart()
         self._response: Fields | None = None
         self._custom_names: frozenset[str] = frozenset()
@@ -387,7 +406,7 @@ class ResponseWriter:
         return self._grow_part(TEXT, text, logprobs)
 
     def write_reasoning(self, text: str) -> bytes:
-        return self._grow_part(THOUGHT, text, None)
+        return self._grow_part(self._thought, text, None)
 
     def write_refusal(self, text: str) -> bytes:
         return self._grow_part(REFUSAL, text, None)
@@ -552,7 +571,7 @@ class ResponseWriter:
             assert content is not None
         content.append_text(text)
         if kind is not TEXT:
-            return out + self._delta_event(content.start, text, b"")
+            return out + self._part_events(content, text)
         encoded_logprobs = b"[]"
         if logprobs:
             probabilities = logprobs_of(logprobs)
@@ -571,8 +590,14 @@ class ResponseWriter:
             self._add_item(item, is_said=True)
             out += self._event("response.output_item.added", output_index=item.index, item=item.item)
         place = {"item_id": item.name, "output_index": item.index, "content_index": len(item.parts)}
-        self._open_part = content = ContentPart(kind, place)
-        return out + self._event("response.content_part.added", **place, part=content.part)
+        self._open_part = content = ContentPart(kind, place, has_summary=kind is self._thought)
+        return out + self._part_added(content)
+
+    def _part_added(self, content: ContentPart) -> bytes:
+        out = self._event("response.content_part.added", **content.place, part=content.part)
+        if content.summary is None:
+            return out
+        return out + self._event(f"{_SUMMARY}_part.added", **content.summary, part=_summary_part(""))
 
     def _close_items(self) -> bytes:
         """Complete, before another item begins, the open item and the calls whose arguments are whole."""
@@ -611,6 +636,10 @@ class ResponseWriter:
         ]
         out.append(self._event(f"{content.kind.event}.done", **content.place, **fields))
         out.append(self._event("response.content_part.done", **content.place, part=part))
+        if content.summary is not None:
+            out.append(self._event(f"{_SUMMARY}_text.done", **content.summary, text=content.text))
+            summary_part = _summary_part(content.text)
+            out.append(self._event(f"{_SUMMARY}_part.done", **content.summary, part=summary_part))
         return b"".join(out)
 
     def _annotate(self, content: ContentPart) -> None:
@@ -624,6 +653,18 @@ class ResponseWriter:
         event = "response.custom_tool_call_input"
         out = self._event(f"{event}.delta", **item.place, delta=arguments) if arguments else b""
         return out + self._event(f"{event}.done", **item.place, input=arguments)
+
+    def _part_events(self, content: ContentPart, text: str) -> bytes:
+        """Return the delta of a part that is no text and, of thoughts, that of their summary; quoted once."""
+        number = self._sequence_number
+        if not content.summary_start:
+            return self._delta_event(content.start, text, b"")
+        self._sequence_number = number + 2
+        quoted, next_number = quote_text(text), number + 1
+        return b'%b%b,"sequence_number":%d}\n\n%b%b,"sequence_number":%d}\n\n' % (
+            *(content.start, quoted, number),
+            *(content.summary_start, quoted, next_number),
+        )
 
     def _delta_event(self, start: bytes, text: str, tail: bytes) -> bytes:
         number = self._sequence_number

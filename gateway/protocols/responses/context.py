@@ -115,8 +115,8 @@ class ResponseContext:
     owns_history: bool = False
     """Whether `history` is stored nowhere else, so that it must be stored with this response."""
     is_open_responses: bool = False
-    """Whether the client asked for Open Responses (header `OpenResponses-Version`), where a text format's schema is
-    null in responses."""
+    """Whether the client asked for Open Responses (header `OpenResponses-Version`), where thoughts stream under other
+    names, and a text format's schema is null in responses."""
     response: Fields | None = None
     """The response object as at its begin or, once it has ended, at its end; the writer sets it. None before the answer
     begins. While it is in progress, `output` is empty."""

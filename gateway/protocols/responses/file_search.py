@@ -73,6 +73,8 @@ class FoundFiles(NamedTuple):
     hits: tuple[VectorStoreHit, ...]
     """What the model got, best first."""
     includes_results: bool
+    notice: str | None = None
+    """Of the searches in the vector stores."""
 
     @property
     def passages(self) -> list[Passage]:
@@ -81,13 +83,14 @@ class FoundFiles(NamedTuple):
 
     def describe_search(self, item_id: str) -> Fields:
         """Return the output item of the search, with the status `completed`. Its results are null unless the client
-        wants them."""
+        wants them. It has a `notice`, which is beyond OpenAI's form, only where the search has."""
         return {
             "id": item_id,
             "type": ITEM_TYPE,
             "status": "completed",
             "queries": [self.question],
             "results": [_describe_hit(hit) for hit in self.hits] if self.includes_results else None,
+            **({} if self.notice is None else {"notice": self.notice}),
         }
 
     def annotate_text(self, text: str) -> list[Fields]:
@@ -166,14 +169,18 @@ def merge_results(
     more than fit the model (`grounding.fit_passages`). `context_length`: tokens of the model's context; None: it is not
     known. A chunk that is in several stores is there once, with its best score."""
     best: dict[tuple[str, int], VectorStoreHit] = {}
-    for hit in (hit for result in results for hit in result.data):
-        key = (hit.file_id, hit.chunk)
-        if key not in best or best[key].score < hit.score:
-            best[key] = hit
+    notices: dict[str | None, None] = {}
+    for result in results:
+        notices[result.notice] = None
+        for hit in result.data:
+            key = (hit.file_id, hit.chunk)
+            if key not in best or best[key].score < hit.score:
+                best[key] = hit
     ranked = sorted(best.values(), key=lambda hit: (-hit.score, hit.file_id, hit.chunk))
     wanted = ranked[: search.tool.max_num_results]
     fitting = fit_passages([Passage.of_file(hit) for hit in wanted], search.tool.max_tokens, context_length)
-    return FoundFiles(question, tuple(wanted[: len(fitting)]), search.includes_results)
+    notice = " ".join(filter(None, notices)) or None
+    return FoundFiles(question, tuple(wanted[: len(fitting)]), search.includes_results, notice)
 
 
 def _is_chosen(choice: object) -> bool:

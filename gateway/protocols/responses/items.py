@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from gateway.protocols.chat.tool_forms import custom_arguments
 from gateway.protocols.common.conversation import (
     Assistant,
     Audio,
@@ -26,7 +26,6 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
-from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.field_reader import (
     choice_error,
     describe_value,
@@ -37,14 +36,13 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
-from gateway.protocols.common.request import decode_text, no_files
+from gateway.protocols.common.file_parts import decode_text, no_files
 from gateway.protocols.responses.mcp import read_call, read_request, refusal_text, round_of
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
 """Types of text parts. Clients send parts back as they got them and mean the same by all of these."""
 _THOUGHTS: Final = ("reasoning_text", "summary_text", "text")
-_CUSTOM_INPUT: Final = "input"
 INTRODUCTION: Final = "Summary of the conversation so far, which was compacted here:\n\n"
 _PREFIXES: Final = {
     "message": "msg",
@@ -143,20 +141,6 @@ def _build_text_part(role: str, text: str) -> Fields:
     return {"type": "input_text", "text": text}
 
 
-def custom_arguments(input_text: str) -> str:
-    """Return a custom tool's input, a plain text, as JSON arguments of the function that stands for the tool in chat
-    completions. `custom_input` reverses it."""
-    return json.dumps({_CUSTOM_INPUT: input_text}, ensure_ascii=False)
-
-
-def custom_input(arguments: str) -> str:
-    """Return the custom tool's input, a plain text, from the JSON arguments of the function that stands for the tool;
-    the arguments themselves, without an error, if they do not have the function's form."""
-    value = decode_json(arguments)
-    input_text = value.get(_CUSTOM_INPUT) if isinstance(value, dict) else None
-    return input_text if isinstance(input_text, str) else arguments
-
-
 class _TurnReader:
     """Collects turns. The model's items gather in an open turn until another's item closes it."""
 
@@ -245,8 +229,9 @@ class _TurnReader:
         self._open_turn(place, answers_results=True)
         for name in ("content", "summary"):
             parts = optional_field(item, name, list, f"{place}.")
-            if parts:
-                self._thoughts.append(_join_texts(parts, f"{place}.{name}", _THOUGHTS, ""))
+            text = _join_texts(parts, f"{place}.{name}", _THOUGHTS, "") if parts else ""
+            if text:
+                self._thoughts.append(text)
                 return
 
     def read_call(self, item: Fields, place: str) -> None:

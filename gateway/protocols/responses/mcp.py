@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,8 +35,13 @@ from gateway.protocols.common.field_reader import (
 MCP_TYPE: Final = "mcp"
 BUILT_IN: Final = "roundhouse"
 """Label of the server that stands for the gateway's own tools."""
-_ELSEWHERE: Final = ("server_url", "connector_id", "tunnel_id", "authorization", "headers")
+MCP_PATH: Final = "/mcp"
+"""Path of the gateway at which it is an MCP server itself."""
+_URL: Final = "server_url"
+_ELSEWHERE: Final = (_URL, "connector_id", "tunnel_id", "authorization", "headers")
 """Fields by which a request would name a server of its own, or its credentials."""
+_PORTS: Final = {"http": 80, "https": 443}
+_THIS_HOST: Final = ("localhost", "127.0.0.1", "::1")
 _OWN_TYPES: Final = ("function", "custom", "file_search")
 
 
@@ -73,6 +79,8 @@ class OfferedServer(NamedTuple):
     """The tools that the caller may call, in order."""
     problem: str | None = None
     """Why the server's tools are not known; None: they are."""
+    urls: tuple[str, ...] = ()
+    """Addresses that a request may name for it: the declared one, and the gateway's own. None is connected for that."""
 
 
 class ToolFilter(BaseModel):
@@ -107,8 +115,8 @@ class ApprovalFilter(BaseModel):
 
 
 class McpTool(BaseModel):
-    """A tool `mcp` of a request, as OpenAI's. Fields that would name another server or its credentials, such as
-    `server_url`, are refused before."""
+    """A tool `mcp` of a request, as OpenAI's. Fields that name another server or its credentials, such as
+    `connector_id`, are refused before."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -226,12 +234,36 @@ def echo_mcp(tool: Fields) -> Fields:
 
 def _read_server(tool: Fields, place: str, server: OfferedServer) -> McpServer:
     for name in _ELSEWHERE:
-        if tool.get(name) is not None:
-            raise field_error(f"{place}.{name}", "must be left out: a server is declared, not named by a request")
+        value = tool.get(name)
+        if name == _URL and isinstance(value, str) and any(is_same_url(value, url) for url in server.urls):
+            continue
+        if value is not None:
+            rule = "must be left out: a server is declared, not named by a request"
+            raise field_error(f"{place}.{name}", f"{rule}, except by its declared address" if name == _URL else rule)
     read = read_model(McpTool, {name: value for name, value in tool.items() if name not in _ELSEWHERE}, place)
     tools = tuple(each for each in server.tools if read.allows(each))
     unapproved = frozenset(each.function for each in tools if read.needs_approval(each))
     return McpServer(server.label, tools, unapproved, server.problem)
+
+
+def is_same_url(one: str, other: str) -> bool:
+    """Return whether two texts are the address of one server: whatever the case of scheme and host, with or without the
+    scheme's own port and a slash at the end, and by any name of this host. False for what is no address of HTTP, or has
+    a user's name."""
+    address = _split_url(one)
+    return address is not None and address == _split_url(other)
+
+
+def _split_url(url: str) -> tuple[str, str, int, str, str] | None:
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
+        return None
+    named = _THIS_HOST[0] if host in _THIS_HOST else host
+    return parts.scheme, named, port or _PORTS[parts.scheme], parts.path.rstrip("/"), parts.query
 
 
 def _is_served(tool: Any, offered: Mapping[str, OfferedServer]) -> bool:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from gateway.protocols.chat.tool_forms import custom_arguments
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.streams import DONE, data_of, last_event, split_events
 from gateway.protocols.responses.answer import (
     PART_KINDS,
+    TEXT,
+    THOUGHT,
     CallItem,
     ContentItem,
     ContentPart,
@@ -22,7 +25,6 @@ from gateway.protocols.responses.answer import (
 )
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.file_search import ITEM_TYPE
-from gateway.protocols.responses.items import custom_arguments
 from gateway.protocols.responses.mcp import CALL_TYPE, LIST_TYPE, REQUEST_TYPE, McpCallItem
 
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
@@ -136,15 +138,20 @@ class _ReplayingWriter(ResponseWriter):
         out = [self._event("response.output_item.added", output_index=index, item=content_item.item)]
         for number, part in enumerate(item["content"]):
             kind = PART_KINDS[part["type"]]
+            kind = self._thought if kind is THOUGHT else kind
             place = {"item_id": item["id"], "output_index": index, "content_index": number}
-            self._open_part = content_part = ContentPart(kind, place)
-            out.append(self._event("response.content_part.added", **place, part=content_part.part))
+            # A response that was stored before summaries were written has none.
+            self._open_part = content_part = ContentPart(kind, place, has_summary=bool(item.get("summary")))
+            out.append(self._part_added(content_part))
             content_part.append_text(part[kind.field])
             content_part.logprobs = part.get("logprobs", [])
             content_part.annotations = part.get("annotations", [])
             if part[kind.field]:
-                tail = content_part.tail and content_part.tail + encode_json(content_part.logprobs)
-                out.append(self._delta_event(content_part.start, part[kind.field], tail))
+                if kind is TEXT:
+                    tail = content_part.tail + encode_json(content_part.logprobs)
+                    out.append(self._delta_event(content_part.start, part[kind.field], tail))
+                else:
+                    out.append(self._part_events(content_part, part[kind.field]))
             out.append(self._close_part())
         self._open_item = None
         return b"".join(out) + self._item_done(content_item, item)

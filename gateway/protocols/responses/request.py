@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from contract.errors import RoundhouseError
+from gateway.protocols.chat.tool_forms import CUSTOM_PARAMETERS, describe_grammar
 from gateway.protocols.common.conversation import Fields, OutputFormat, Prompt, System, Tool, ToolChoice, Turn
 from gateway.protocols.common.field_reader import (
     describe_value,
@@ -28,6 +29,7 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
+from gateway.protocols.common.request_fields import check_as_chat
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.file_search import TYPE, ground_items, is_file_search, read_file_search
 from gateway.protocols.responses.items import describe_items, read_turns, resolve_item
@@ -41,12 +43,6 @@ _RUN_ELSEWHERE: Final = (
     *("apply_patch", "namespace", "tool_search"),
 )
 """Prefixes of the types of OpenAI's own tools; some types have versions."""
-_CUSTOM_PARAMETERS: Final[Fields] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 def tools_of(fields: Fields, mcp: McpTools | None) -> tuple[Tool, ...]:
@@ -183,8 +179,8 @@ def _tool(declaration: Any, place: str) -> Tool:
     if kind == "custom":
         form = optional_field(tool, "format", dict, at) or {"type": "text"}
         if require_choice(form.get("type"), ("text", "grammar"), f"{at}format.type") == "grammar":
-            description = _with_grammar(description, form, f"{at}format.")
-        return Tool(name, description, _CUSTOM_PARAMETERS)
+            description = describe_grammar(description, form, f"{at}format.")
+        return Tool(name, description, CUSTOM_PARAMETERS)
     return Tool(
         name, description, optional_field(tool, "parameters", dict, at), optional_field(tool, "strict", bool, at)
     )
@@ -197,14 +193,6 @@ def _is_own(tool: Any) -> bool:
 def _runs_elsewhere(tool: Any) -> bool:
     kind = tool.get("type") if isinstance(tool, dict) else None
     return isinstance(kind, str) and kind.startswith(_RUN_ELSEWHERE)
-
-
-def _with_grammar(description: str | None, form: Fields, at: str) -> str:
-    """Return the tool's description with its grammar. No engine constrains one argument by OpenAI's grammars, so the
-    model is told in words."""
-    definition = require_text(form.get("definition"), f"{at}definition")
-    grammar = f"The input follows this {form.get('syntax', 'lark')} grammar:\n{definition}"
-    return grammar if description is None else f"{description}\n\n{grammar}"
 
 
 def _allowed_names(fields: Fields, mcp: McpTools | None) -> list[str] | None:
@@ -253,15 +241,13 @@ def _undeclared(name: str, place: str) -> RoundhouseError:
 
 
 _OWN: Final = frozenset(
-    {"background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens"}
-    | {"max_tool_calls", "messages", "metadata", "model", "parallel_tool_calls", "previous_response_id", "prompt"}
-    | {"reasoning", "store", "stream", "stream_options", "text", "tool_choice", "tools", "top_logprobs", "truncation"}
+    {"access_programs", "background", "context_management", "conversation", "image", "include", "input"}
+    | {"instructions", "max_output_tokens", "max_tool_calls", "messages", "metadata", "model", "moderation"}
+    | {"parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "store", "stream", "stream_options"}
+    | {"text", "tool_choice", "tools", "top_logprobs", "truncation"}
 )
 """Fields that mean nothing to a chat completion, or have another form there. All others are passed on: sampling and the
 like mean the same, and fields that neither API knows may be the engine's own."""
-_NOT_HERE: Final = {
-    "prompt": "names a template that is kept elsewhere: send its text as `instructions` and `input`",
-}
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES: Final = ("auto", "concise", "detailed")
 _VERBOSITIES: Final = ("low", "medium", "high")
@@ -310,9 +296,7 @@ def output_format_of(fields: Fields) -> Fields:
 def _check_fields(fields: Fields) -> None:
     """Refuse what is not supported here, and check fields that are only echoed, because clients parse them in the
     response."""
-    for name, rule in _NOT_HERE.items():
-        if fields.get(name) is not None:
-            raise field_error(name, rule)
+    check_as_chat(fields, "responses")
     if fields.get("n") not in (None, 1):
         raise field_error("n", f"must be 1, because a response holds one answer; {describe_value(fields['n'])}")
     for name in ("instructions", "safety_identifier", "prompt_cache_key", "service_tier", "user"):

@@ -80,6 +80,8 @@ def _is_kept(item: Fields) -> bool:
 class ResponsesDialect(EnvelopeDialect):
     """The part that the dialects of `/v1/responses` and `/v1/responses/compact` share: how errors are sent."""
 
+    form: str | None = "responses"
+
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """Return the error, whose JSON is `body`, as an event and `[DONE]`; for a request that was read (its `prompt`
         is set), as the whole stream of a failed response, which becomes `response` of its `ResponseContext`. See
@@ -137,6 +139,8 @@ class CompactionViaChat(ViaChatDialect, ResponsesDialect):
 class ResponsesTokenCount(_ResponsesBase, TokenCountDialect, JsonDialect):
     """Dialect of `/v1/responses/input_tokens`, answered by the engine's token count of chat completions. The caller
     must set a request's `state` to its `ResponseContext` before `check_request`."""
+
+    form: str | None = "responses"
 
     def build_count(self, tokens: int) -> Fields:
         return {"object": "response.input_tokens", "input_tokens": tokens}

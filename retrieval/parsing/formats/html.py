@@ -14,8 +14,8 @@ from email.parser import BytesParser
 from html.parser import HTMLParser
 from typing import Final, cast
 
-from retrieval.parsing.base import ParsingError, TextBuilder
-from retrieval.parsing.formats.office import OfficePackage, resolve_name
+from retrieval.parsing.base import Cell, ParsingError, Table, TextBuilder
+from retrieval.parsing.formats.office import OfficePackage, read_count, resolve_name
 from retrieval.parsing.media_types import decode_text
 
 _CHARSET: Final = re.compile(
@@ -89,7 +89,16 @@ class _HtmlReader(HTMLParser):
         """Of each open list: the number of its next item; None where items have no numbers."""
         self._prefix = ""
         self._is_item = False
-        self._row: list[str] | None = None
+        self._table: Table | None = None
+        self._row: list[Cell] | None = None
+        """Cells of the row under way that are complete."""
+        self._spans = (1, 1)
+        """Columns and rows of the cell under way."""
+        self._has_names = False
+        """The table under way has a `th`, so it is no layout, and tables in its cells are texts of these."""
+        self._nested = 0
+        """Tables under way in the cell."""
+        self._words: list[str] = []
         self._preformatted = 0
         self._title = ""
         self._has_heading = False
@@ -106,13 +115,8 @@ class _HtmlReader(HTMLParser):
             self._inline.append(_LINE_BREAK)
         elif tag == "img":
             self._inline.append(dict(attrs).get("alt") or "")
-        elif tag in ("td", "th"):
-            self._start_cell()
-        elif tag in ("tr", "table"):
-            self._end_row()
-            self._flush()
-            if tag == "table":
-                self._builder.end_lines()
+        elif tag in ("td", "th", "tr", "table"):
+            self._start_in_table(tag, {name: value or "" for name, value in attrs})
         elif tag == "li" or tag in _LISTS or tag in _HEADINGS or tag in _BLOCKS:
             self._flush()
             self._start_block(tag)
@@ -127,7 +131,7 @@ class _HtmlReader(HTMLParser):
             self._flush()
             self._preformatted -= 1
         elif tag in ("tr", "table"):
-            self._end_row()
+            self._end_in_table(tag)
         elif tag in _LISTS:
             self._flush()
             del self._lists[-1:]
@@ -151,26 +155,54 @@ class _HtmlReader(HTMLParser):
         """Add the text of elements that the page did not end, and its title if it has no heading. Call `close`
         before."""
         self._end_row()
+        self._end_table()
         self._flush()
         if self._title and not self._has_heading:
             self._builder.add_block(f"Title: {self._title}")
 
-    def _start_cell(self) -> None:
+    def _start_in_table(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if self._nested or (tag == "table" and self._has_names and self._row is not None):
+            self._nested += tag == "table"
+        elif tag in ("td", "th"):
+            self._start_cell(attributes)
+            self._has_names |= tag == "th"
+        else:
+            self._end_in_table(tag)
+        self._flush()
+
+    def _end_in_table(self, tag: str) -> None:
+        if self._nested:
+            self._flush()
+            self._nested -= tag == "table"
+            return
+        self._end_row()
+        if tag == "table":
+            self._end_table()
+
+    def _start_cell(self, attributes: Mapping[str, str]) -> None:
         if self._row is None:
             self._flush()
             self._row = []
-        elif self._row:
-            self._flush()
+        else:
+            self._end_cell()
         self._inline.clear()
-        self._row.append("")
+        self._spans = (read_count(attributes, "colspan"), read_count(attributes, "rowspan")) if attributes else (1, 1)
+
+    def _end_cell(self) -> None:
+        self._flush()
+        if self._row is not None:
+            self._row.append(Cell(" ".join(self._words), *self._spans))
+        self._words.clear()
 
     def _start_block(self, tag: str) -> None:
         if tag in _LISTS:
             self._lists.append(1 if tag == "ol" else None)
-        elif tag == "li":
-            self._start_item()
         elif tag == "pre":
             self._preformatted += 1
+        elif self._row is not None:
+            return  # a cell is one line
+        elif tag == "li":
+            self._start_item()
         elif tag in _HEADINGS:
             self._has_heading = True
             self._prefix = "#" * _HEADINGS[tag] + " "
@@ -186,20 +218,25 @@ class _HtmlReader(HTMLParser):
     def _end_row(self) -> None:
         if self._row is None:
             return
-        self._flush()
-        cells, self._row = self._row, None
-        if any(cells):
-            self._builder.add_line(f"| {' | '.join(cells)} |")
+        self._end_cell()
+        self._table = self._table or Table(self._builder.limits)
+        self._table.add_row(self._row)
+        self._row = None
+
+    def _end_table(self) -> None:
+        table, self._table, self._has_names = self._table, None, False
+        if table is not None:
+            self._builder.add_paragraph(table.render())
 
     def _flush(self) -> None:
         """Add the text since the last block, with what stands before it."""
         text = "".join(self._inline)
         self._inline.clear()
         if self._row is not None:
-            words = " ".join(text.replace(_LINE_BREAK, " ").split())
-            if words and self._row:
-                self._row[-1] = f"{self._row[-1]} {words}".strip()
+            self._words.append(text.replace(_LINE_BREAK, " "))
             return
+        if text and not text.isspace():
+            self._end_table()
         if self._preformatted and not self._prefix:
             if text and not text.isspace():
                 newline = "\n"
@@ -216,7 +253,7 @@ class _HtmlReader(HTMLParser):
         elif is_item:
             self._builder.add_line(prefix + text)
         else:
-            self._builder.add_block("\\" + text if text.startswith("#") else text)
+            self._builder.add_paragraph(text)
 
 
 def _join_lines(text: str) -> str:
@@ -225,6 +262,10 @@ def _join_lines(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
+_STUB: Final = re.compile(r"(?is)(?=.{0,300}\Z).*\bhtml\b")
+"""A short text about HTML: that the mail is in it."""
+_STUB_PART: Final = 3
+"""A plain text that is so many times shorter than the HTML's is no whole one."""
 _HEADERS: Final = ("From", "To", "Cc", "Date")
 _LONGEST_HEADER: Final = 1000
 _DEEPEST: Final = 10
@@ -232,7 +273,8 @@ _DEEPEST: Final = 10
 
 def extract_mail(data: bytes, builder: TextBuilder) -> None:
     """Add the text of a mail to `builder`, as Markdown: the subject as a heading, senders, receivers and date, and the
-    plain body if it has one, else the HTML body. Attached texts and mails follow (mails at most 10 deep); of other
+    plain body, or the HTML body where there is no plain one, or one that is a stub: it refers to the HTML, or has less
+    than a third of its text. Attached texts and mails follow (mails at most 10 deep); of other
     attachments only the name is added.
 
     Raises:
@@ -250,9 +292,7 @@ def _add_message(message: EmailMessage, builder: TextBuilder, depth: int) -> Non
     if subject := _get_header(message, "Subject"):
         builder.add_block(f"{'#' * min(depth, 6)} {subject}")
     builder.add_block("\n".join(f"{name}: {value}" for name in _HEADERS if (value := _get_header(message, name))))
-    body = message.get_body(("plain", "html"))
-    if body is not None:
-        _add_text(body, builder)
+    _add_body(message, builder)
     if depth > _DEEPEST or not message.is_multipart():
         return
     for part in message.iter_attachments():
@@ -265,6 +305,24 @@ def _add_message(message: EmailMessage, builder: TextBuilder, depth: int) -> Non
                 _add_text(part, builder)
         elif name:
             builder.add_block(f"Attachment: {name}")
+
+
+def _add_body(message: EmailMessage, builder: TextBuilder) -> None:
+    plain, html = message.get_body(("plain",)), message.get_body(("html",))
+    if plain is not None and html is not None:
+        marked = TextBuilder(builder.limits)
+        with suppress(ParsingError):  # then the plain one is read
+            _add_text(html, marked)
+            words = plain.get_payload(decode=True)
+            size = len(b"".join(words.split())) if isinstance(words, bytes) else 0
+            text = marked.build()
+            is_stub = _STUB.match(words.decode("latin-1").strip()) if isinstance(words, bytes) else None
+            if text and (is_stub or size * _STUB_PART < len("".join(text.split()).encode())):
+                builder.add_block(text)
+                return
+    body = plain or html
+    if body is not None:
+        _add_text(body, builder)
 
 
 def _add_text(part: MIMEPart, builder: TextBuilder) -> None:

@@ -1,4 +1,5 @@
-"""Text of Word documents, presentations and spreadsheets (Office Open XML), as Markdown."""
+"""Text of Word documents and presentations (Office Open XML), as Markdown; and what all packages of XML parts have in
+common: the ZIP file, charts, diagrams, comments."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import posixpath
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import Final
 from urllib.parse import unquote
 from xml.parsers import expat
 
-from retrieval.parsing.base import ParsingError, ParsingLimits, TextBuilder
+from retrieval.parsing.base import Cell, ParsingError, ParsingLimits, Table, TextBuilder
 
 _MOST_PARTS: Final = 100_000
 _BLOCK_BYTES: Final = 1024 * 1024
@@ -45,6 +46,7 @@ class OfficePackage:
             self._archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
             raise ParsingError("document_malformed", f"the file is no intact ZIP archive ({error})") from error
+        self.limits: Final = limits
         self._left = limits.max_text_bytes * _EXPANSION
         infos = self._archive.infolist()
         if len(infos) > _MOST_PARTS:
@@ -157,25 +159,197 @@ def _get_attributes(pairs: list[str]) -> dict[str, str]:
     return {_get_local_name(pairs[at]): pairs[at + 1] for at in range(0, len(pairs), 2)}
 
 
+def read_paragraphs(package: OfficePackage, name: str) -> list[str]:
+    """Return the texts of the paragraphs of a drawing or a diagram, in the part's order, blank ones left out. Blocks.
+    Raises ParsingError."""
+    found: list[str] = []
+    pieces: list[str] = []
+    fallbacks = 0
+    is_text = False
+
+    def start(tag: str, _: Mapping[str, str]) -> None:
+        nonlocal fallbacks, is_text
+        fallbacks += tag == "Fallback"
+        is_text = tag == "t" and not fallbacks
+        if tag == "br":
+            pieces.append("\n")
+
+    def end(tag: str) -> None:
+        nonlocal fallbacks, is_text
+        fallbacks -= tag == "Fallback"
+        is_text = False
+        if tag == "p":
+            if text := "".join(pieces).strip():
+                found.append(text)
+            pieces.clear()
+
+    package.parse_part(name, start, end, lambda text: pieces.append(text) if is_text else None)
+    return found
+
+
+def read_drawn_parts(package: OfficePackage, name: str) -> list[str]:
+    """Return the texts of the charts and diagrams that a part refers to, as Markdown: a chart as its titles and a table
+    of its values, a diagram (SmartArt) as its paragraphs. Blocks. Raises ParsingError."""
+    blocks: list[str] = []
+    for kind, target in package.read_relations(name).values():
+        if target not in package.names:
+            continue
+        if kind == "chart":
+            chart = _ChartReader()
+            package.parse_part(target, chart.start, chart.end, chart.take_text)
+            blocks += chart.render(package.limits)
+        elif kind == "diagramData":
+            blocks += read_paragraphs(package, target)
+    return blocks
+
+
+EPOCH: Final = datetime(1899, 12, 30)  # noqa: DTZ001 - dates in sheets and charts have no zone
+EPOCH_1904: Final = datetime(1904, 1, 1)  # noqa: DTZ001 - as above
+_NOT_OF_DATES: Final = re.compile(r'"[^"]*"|\\.|\[[^\]]{0,100}\]|_.|general|[^ymdhs]', re.IGNORECASE)
+
+DURATION: Final = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
+"""What a format of numbers that shows them as durations has, such as `[h]:mm`."""
+
+
+def is_date_format(code: str) -> bool:
+    """Return whether a format of numbers, such as `yyyy-mm-dd`, shows them as dates, times or durations."""
+    return bool(DURATION.search(code) or _NOT_OF_DATES.sub("", code))
+
+
+def show_date(epoch: datetime, days: float, *, is_duration: bool = False) -> str:
+    """Return an ISO date, a time of day if there is no date, or both; of a duration, its hours, minutes and seconds.
+    Raises OverflowError for no date."""
+    if is_duration:
+        minutes, seconds = divmod(abs(round(days * 86_400)), 60)
+        return f"{'-' if days < 0 else ''}{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    if days < 0:
+        raise OverflowError
+    moment = epoch + timedelta(seconds=round(days * 86_400))
+    if days < 1:
+        return moment.time().isoformat()
+    return moment.date().isoformat() if days == int(days) else moment.isoformat(" ")
+
+
+class _ChartReader:
+    """Collects the titles, categories and series of a chart from XML events."""
+
+    def __init__(self) -> None:
+        self._titles: list[str] = []
+        self._series: list[dict[str, dict[int, str]]] = []
+        """Of each series: `tx` (its name), `cat` or `xVal` (categories) and `val`, `yVal` or `bubbleSize`, by index."""
+        self._open: list[str] = []
+        self._field = ""
+        self._epoch = EPOCH
+        self._dated: dict[int, bool] = {}
+        """Numbers of the series whose categories are dates, and whether they are durations."""
+        self._index = 0
+        self._text: list[str] = []
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Handle the start of an XML element: its name and attributes without namespaces."""
+        self._open.append(tag)
+        if tag == "ser":
+            self._series.append({})
+        elif tag == "date1904" and attributes.get("val") in ("1", "true"):
+            self._epoch = EPOCH_1904
+        elif self._series and tag in ("tx", "cat", "xVal", "val", "yVal", "bubbleSize"):
+            self._field = tag
+        elif tag == "pt":
+            index = attributes.get("idx", "")
+            self._index = int(index) if index.isdecimal() else self._index + 1
+        elif tag in ("v", "t", "title", "formatCode"):
+            self._text.clear()
+
+    def end(self, tag: str) -> None:
+        """Handle the end of an XML element: its name without the namespace."""
+        self._open.pop()
+        if tag == "t" and "title" in self._open:
+            self._titles.append("".join(self._text))
+        elif tag == "formatCode" and self._field in ("cat", "xVal") and is_date_format("".join(self._text)):
+            self._dated[len(self._series)] = DURATION.search("".join(self._text)) is not None
+        elif tag == "v" and "ser" in self._open and "dLbls" not in self._open:
+            # Categories of several levels have one value for each level.
+            values = self._series[-1].setdefault(self._field, {})
+            index = self._index if "pt" in self._open else 0
+            text = self._show("".join(self._text))
+            values[index] = f"{values[index]} {text}" if index in values else text
+        elif tag == "title":
+            self._titles.append("\n")
+
+    def take_text(self, text: str) -> None:
+        """Handle characters; those outside values and titles are ignored."""
+        if self._open and self._open[-1] in ("v", "t", "formatCode"):
+            self._text.append(text)
+
+    def _show(self, value: str) -> str:
+        try:
+            number = float(value)
+            if self._field in ("cat", "xVal") and len(self._series) in self._dated:
+                return show_date(self._epoch, number, is_duration=self._dated[len(self._series)])
+        except (ValueError, OverflowError):
+            return value
+        return value if self._field == "tx" else format(number, ".15g")
+
+    def render(self, limits: ParsingLimits) -> list[str]:
+        """Return the titles, and the series as columns of a table. Raises ParsingError."""
+        table = Table(limits)
+        labels = next((found for each in self._series if (found := each.get("cat") or each.get("xVal"))), {})
+        columns = [
+            (" ".join(each.get("tx", {}).values()), values)
+            for each in self._series
+            for field in ("val", "yVal", "bubbleSize")
+            if (values := each.get(field))
+        ]
+        table.add_texts(["", *(name for name, _ in columns)])
+        for index in sorted({index for _, values in columns for index in values}):
+            table.add_texts([labels.get(index, ""), *(values.get(index, "") for _, values in columns)])
+        titles = [" ".join(title.split()) for title in "".join(self._titles).split("\n")]
+        return [*filter(None, titles), table.render()]
+
+
 _HEADING_NAME: Final = re.compile(r"heading ([1-9])")
 _CHARACTERS: Final = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 _NOTES: Final = ("footnotes", "endnotes")
+_LEFT_OUT: Final = frozenset(("Fallback", "del", "moveFrom", "rt"))
+"""What Word draws otherwise where it cannot draw the choice; deleted text, text where it was moved from, and readings
+above Chinese characters."""
 
 
 def extract_docx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
-    """Add the text of a document to `builder`, as Markdown, its footnotes and endnotes last. Deleted text of tracked
-    changes, codes of fields, page headers and page footers are left out. `main_part`: the part of the package that is
-    the document. Blocks.
+    """Add the text of a document to `builder`, as Markdown: page headers first, each once, then the body, and last
+    charts and diagrams, footnotes, endnotes, comments and page footers. Deleted text of tracked changes and codes of
+    fields are left out. `main_part`: the part of the package that is the document. Blocks.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.
     """
-    relations = package.read_relations(main_part)
-    parts = {kind: name for kind, name in relations.values() if name in package.names}
+    relations = [(kind, name) for kind, name in package.read_relations(main_part).values() if name in package.names]
+    parts = dict(relations)
     levels = _read_heading_styles(package, parts["styles"]) if "styles" in parts else {}
-    for name in (main_part, *(parts[kind] for kind in _NOTES if kind in parts)):
-        reader = _DocumentReader(builder, levels)
-        package.parse_part(name, reader.start, reader.end, reader.take_text)
+    for name in _find_once(package, relations, "header"):
+        _add_document_part(package, name, builder, levels)
+    _add_document_part(package, main_part, builder, levels)
+    for block in read_drawn_parts(package, main_part):
+        builder.add_paragraph(block)
+    for name in (parts[kind] for kind in (*_NOTES, "comments") if kind in parts):
+        _add_document_part(package, name, builder, levels)
+    for name in _find_once(package, relations, "footer"):
+        _add_document_part(package, name, builder, levels)
+
+
+def _find_once(package: OfficePackage, relations: Sequence[tuple[str, str]], wanted: str) -> list[str]:
+    """Return the parts of one kind, those with the text of an earlier one left out: sections often repeat theirs."""
+    found: dict[tuple[str, ...], str] = {}
+    for kind, name in relations:
+        if kind == wanted:
+            found.setdefault(tuple(read_paragraphs(package, name)), name)
+    return list(found.values())
+
+
+def _add_document_part(package: OfficePackage, name: str, builder: TextBuilder, levels: Mapping[str, int]) -> None:
+    reader = _DocumentReader(builder, levels)
+    package.parse_part(name, reader.start, reader.end, reader.take_text)
+    reader.end_table()
 
 
 def _read_heading_styles(package: OfficePackage, name: str) -> dict[str, int]:
@@ -211,53 +385,92 @@ class _Paragraph:
         self.is_item = False
 
 
+class _OpenCell:
+    """A cell of a table whose end was not read yet; of a row, also the columns that it leaves out at its beginning."""
+
+    def __init__(self, columns: int = 1) -> None:
+        self.texts: list[str] = []
+        self.columns = columns
+        self.is_continued = False
+
+
 class _DocumentReader:
-    """Adds paragraphs, lists and tables to a builder from the XML events of the document, or of its notes."""
+    """Adds paragraphs, lists and tables to a builder from the XML events of the document, or of its notes, comments,
+    page headers or page footers. Call `end_table` at the end."""
 
     def __init__(self, builder: TextBuilder, levels: Mapping[str, int]) -> None:
         self._builder = builder
         self._levels = levels
         self._paragraphs: list[_Paragraph] = []
         """Under way, each within the one before it (in text boxes)."""
-        self._rows: list[list[str]] = []
+        self._rows: list[list[_OpenCell]] = []
         """Cells of the rows under way, each within the one before it (in nested tables)."""
-        self._fallbacks = 0
+        self._table: Table | None = None
+        self._prefix = ""
+        """What stands before the first paragraph of a comment."""
+        self._choices: list[str] = []
+        self._chosen = 0
+        """Index in `_choices`: those of the form's field under way."""
+        self._left_out = 0
         self._in_text = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Handle the start of an XML element: its name and attributes without namespaces."""
-        if tag == "Fallback":
-            self._fallbacks += 1
-        if self._fallbacks:
+        if tag in _LEFT_OUT:
+            self._left_out += 1
+        if self._left_out:
             return
         if tag == "p":
             self._paragraphs.append(_Paragraph())
-        elif tag == "tbl":
-            self._builder.end_lines()
         elif tag == "tr":
             self._rows.append([])
-        elif tag == "tc" and self._rows:
-            self._rows[-1].append("")
+        elif tag in ("tc", "gridBefore", "gridSpan", "vMerge") and self._rows:
+            self._start_cell(tag, attributes)
+        elif tag == "comment":
+            author = attributes.get("author")
+            self._prefix = f"Comment by {author}: " if author else "Comment: "
         elif self._paragraphs:
             self._start_in_paragraph(tag, attributes)
 
     def end(self, tag: str) -> None:
         """Handle the end of an XML element: its name without the namespace."""
-        if tag == "Fallback":
-            self._fallbacks -= 1
-        elif self._fallbacks:
+        if tag in _LEFT_OUT:
+            self._left_out -= 1
+        elif self._left_out:
             return
         elif tag == "t":
             self._in_text = False
         elif tag == "p" and self._paragraphs:
             self._add_paragraph(self._paragraphs.pop())
+        elif tag in ("checkBox", "ddList") and self._paragraphs:
+            self._paragraphs[-1].texts += self._choices[self._chosen : self._chosen + 1]
         elif tag == "tr" and self._rows:
             self._add_row(self._rows.pop())
+        elif tag == "tbl" and not self._rows:
+            self.end_table()
 
     def take_text(self, text: str) -> None:
         """Handle characters; those outside text runs are ignored."""
-        if self._in_text and not self._fallbacks:
+        if self._in_text and not self._left_out:
             self._paragraphs[-1].texts.append(text)
+
+    def end_table(self) -> None:
+        """Add the table whose rows were read, if there is one."""
+        if self._table is not None:
+            self._builder.add_paragraph(self._table.render())
+            self._table = None
+
+    def _start_cell(self, tag: str, attributes: Mapping[str, str]) -> None:
+        row, value = self._rows[-1], attributes.get("val", "")
+        count = int(value) if value.isdecimal() and len(value) < 6 else 1
+        if tag == "tc":
+            row.append(_OpenCell())
+        elif tag == "gridBefore":
+            row += (_OpenCell() for _ in range(min(count, _MOST_LEFT_OUT)))
+        elif row and tag == "gridSpan":
+            row[-1].columns = count
+        elif row:
+            row[-1].is_continued = value != "restart"
 
     def _start_in_paragraph(self, tag: str, attributes: Mapping[str, str]) -> None:
         paragraph = self._paragraphs[-1]
@@ -273,31 +486,45 @@ class _DocumentReader:
             paragraph.level = int(value) + 1 if value.isdecimal() and int(value) < 9 else paragraph.level
         elif tag == "numPr":
             paragraph.is_item = True
+        else:
+            self._start_in_field(tag, attributes.get("val", ""))
+
+    def _start_in_field(self, tag: str, value: str) -> None:
+        """Note what a check box or a list of a form says."""
+        if tag in ("checkBox", "ddList"):
+            self._choices, self._chosen = (["\u2610", "\u2612"], 0) if tag == "checkBox" else ([], 0)
+        elif tag == "listEntry":
+            self._choices.append(value)
+        elif tag in ("default", "checked", "result"):
+            self._chosen = int(value) if value.isdecimal() and len(value) < 6 else int(value in ("", "true", "on"))
 
     def _add_paragraph(self, paragraph: _Paragraph) -> None:
         text = "".join(paragraph.texts).strip()
         if not text:
             return
         if self._rows and self._rows[-1]:
-            cells = self._rows[-1]
-            cells[-1] = f"{cells[-1]} {' '.join(text.split())}".strip()
-        elif paragraph.level:
+            self._rows[-1][-1].texts.append(" ".join(text.split()))
+            return
+        self.end_table()
+        if paragraph.level and not self._prefix:
             self._builder.add_block(f"{'#' * min(paragraph.level, 6)} {' '.join(text.split())}")
-        elif paragraph.is_item:
+        elif paragraph.is_item and not self._prefix:
             self._builder.add_line(f"- {text}")
         else:
-            self._builder.add_block("\\" + text if text.startswith("#") else text)
+            text, self._prefix = self._prefix + text, ""
+            self._builder.add_paragraph(text)
 
-    def _add_row(self, cells: list[str]) -> None:
-        if not any(cells):
-            return
+    def _add_row(self, cells: list[_OpenCell]) -> None:
         if self._rows and self._rows[-1]:
-            outer = self._rows[-1]
-            outer[-1] = f"{outer[-1]} {' '.join(filter(None, cells))}".strip()
+            for cell in cells:
+                self._rows[-1][-1].texts += cell.texts
         else:
-            self._builder.add_line(f"| {' | '.join(cells)} |")
+            self._table = self._table or Table(self._builder.limits)
+            self._table.add_row([Cell(" ".join(each.texts), each.columns, 1, each.is_continued) for each in cells])
 
 
+_MOST_LEFT_OUT: Final = 64
+"""Columns at the beginning of a row."""
 _TITLES: Final = ("title", "ctrTitle")
 _FURNITURE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 """Placeholders that every slide has: number, date, footer."""
@@ -305,8 +532,8 @@ _FURNITURE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 
 def extract_pptx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
     """Add the text of a presentation's slides to `builder`, as Markdown, in their order. Each slide is a page, with its
-    title as a heading and the speaker's notes at its end. `main_part`: the part of the package that lists the slides.
-    Blocks.
+    title as a heading, then texts and tables, charts and diagrams, comments, and the speaker's notes. `main_part`: the
+    part of the package that lists the slides. Blocks.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.
@@ -322,46 +549,146 @@ def extract_pptx(package: OfficePackage, main_part: str, builder: TextBuilder) -
                 slides.append(name)
 
     package.parse_part(main_part, start)
+    authors = read_authors(package, main_part)
     for name in slides:
         builder.start_page()
-        reader = _SlideReader()
+        reader = _SlideReader(builder.limits)
         package.parse_part(name, reader.start, reader.end, reader.take_text)
         if reader.title:
             builder.add_block(f"# {reader.title}")
-        for block in reader.blocks:
-            builder.add_block(block)
-        for kind, notes in package.read_relations(name).values():
-            if kind == "notesSlide" and notes in package.names:
-                reader = _SlideReader()
-                package.parse_part(notes, reader.start, reader.end, reader.take_text)
-                builder.add_block("\n\n".join(reader.blocks))
+        for block in (*reader.blocks, *read_drawn_parts(package, name)):
+            builder.add_paragraph(block)
+        _add_beside_slide(package, name, builder, authors)
+
+
+def _add_beside_slide(package: OfficePackage, name: str, builder: TextBuilder, authors: Mapping[str, str]) -> None:
+    """Add the comments and the notes of a slide."""
+    for wanted in ("comments", "notesSlide"):
+        for kind, target in package.read_relations(name).values():
+            if kind != wanted or target not in package.names:
+                continue
+            if kind == "comments":
+                blocks = read_comments(package, target, authors)
+            else:
+                reader = _SlideReader(builder.limits)
+                package.parse_part(target, reader.start, reader.end, reader.take_text)
+                blocks = reader.blocks
+            for block in blocks:
+                builder.add_paragraph(block)
+
+
+def read_authors(package: OfficePackage, main_part: str) -> dict[str, str]:
+    """Return the names of those who wrote comments on slides or cells, by their ids. Blocks. Raises ParsingError."""
+    names: dict[str, str] = {}
+
+    def start(tag: str, attributes: Mapping[str, str]) -> None:
+        if tag in ("author", "cmAuthor", "person"):
+            names[attributes.get("id", "")] = attributes.get("name") or attributes.get("displayName", "")
+
+    for kind, target in package.read_relations(main_part).values():
+        if kind in ("authors", "commentAuthors", "person") and target in package.names:
+            package.parse_part(target, start)
+    return names
+
+
+_COMMENTS: Final = ("cm", "reply", "comment", "threadedComment")
+
+
+def read_comments(package: OfficePackage, name: str, authors: Mapping[str, str]) -> list[str]:
+    """Return the comments of a slide or a sheet, each with its author (by `authors`, or the part's own list) and its
+    cell. Those that only stand for a thread of another part are left out. Blocks. Raises ParsingError."""
+    reader = _CommentReader(authors)
+    package.parse_part(name, reader.start, reader.end, reader.take_text)
+    return reader.comments
+
+
+class _CommentReader:
+    """Collects the comments of one part from XML events."""
+
+    def __init__(self, authors: Mapping[str, str]) -> None:
+        self.comments: list[str] = []
+        self._authors = authors
+        self._own: list[str] = []
+        """Authors that the part itself lists, by their numbers."""
+        self._open: list[tuple[str, str]] = []
+        """Cell and author of the comments under way, each within the one that it answers."""
+        self._open_tag = ""
+        self._pieces: list[str] = []
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Handle the start of an XML element: its name and attributes without namespaces."""
+        if tag in _COMMENTS:
+            by = attributes.get("authorId") or attributes.get("personId", "")
+            is_own = by.isdecimal() and int(by) < len(self._own)
+            author = self._own[int(by)] if is_own else self._authors.get(by, "")
+            self._open.append((attributes.get("ref", ""), author))
+            self._pieces.clear()
+        elif tag == "author":
+            self._own.append("")
+        if tag in ("author", "t", "text"):
+            self._open_tag = tag
+
+    def end(self, tag: str) -> None:
+        """Handle the end of an XML element: its name without the namespace."""
+        self._open_tag = ""
+        if tag == "p":
+            self._pieces.append("\n")
+        elif self._open and tag in (*_COMMENTS, "txBody"):
+            place, author = self._open.pop() if tag != "txBody" else self._open[-1]
+            text = "".join(self._pieces).strip()
+            self._pieces.clear()
+            if text and not author.startswith("tc="):
+                where = f" on {place}" if place else ""
+                self.comments.append(f"Comment{where}{f' by {author}' if author else ''}: {text}")
+
+    def take_text(self, text: str) -> None:
+        """Handle characters; those outside comments and names of authors are ignored."""
+        if self._open_tag == "author":
+            self._own[-1] += text
+        elif self._open_tag:
+            self._pieces.append(text)
 
 
 class _SlideReader:
     """Collects the title and the paragraphs of one slide, or of its notes, from XML events. The part's end completes
     both."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ParsingLimits) -> None:
         self.title = ""
         self.blocks: list[str] = []
-        """Texts of the shapes, in the part's order, each with its paragraphs and table rows as lines."""
+        """Texts of the shapes, in the part's order, each with its paragraphs as lines, or a table."""
+        self._limits = limits
         self._placeholder = ""
         self._shape: list[str] = []
         self._paragraph: list[str] = []
-        self._row: list[str] | None = None
+        self._table: Table | None = None
+        self._row: list[Cell] | None = None
+        self._cell: list[str] | None = None
+        self._spans = (1, 1, False)
+        """Of the cell: columns, rows, whether a merged cell covers it."""
         self._in_text = False
+        self._fallbacks = 0
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Handle the start of an XML element: its name and attributes without namespaces."""
+        if tag == "Fallback":
+            self._fallbacks += 1
+        if self._fallbacks:
+            return
         if tag in ("sp", "graphicFrame"):
             self._placeholder = ""
             self._end_shape()
         elif tag == "ph":
             self._placeholder = attributes.get("type", "body")
+        elif tag == "tbl":
+            self._end_shape()
+            self._table = Table(self._limits)
         elif tag == "tr":
             self._row = []
         elif tag == "tc" and self._row is not None:
-            self._row.append("")
+            self._cell = []
+            is_covered = "1" in (attributes.get("hMerge"), attributes.get("vMerge"))
+            self._spans = (read_count(attributes, "gridSpan"), read_count(attributes, "rowSpan"), is_covered)
         elif tag == "t":
             self._in_text = True
         elif tag == "br":
@@ -369,29 +696,44 @@ class _SlideReader:
 
     def end(self, tag: str) -> None:
         """Handle the end of an XML element: its name without the namespace."""
-        if tag == "t":
+        if tag == "Fallback":
+            self._fallbacks -= 1
+        elif self._fallbacks:
+            return
+        elif tag == "t":
             self._in_text = False
         elif tag == "p":
             self._end_paragraph()
-        elif tag == "tr" and self._row is not None:
-            if any(self._row):
-                self._shape.append(f"| {' | '.join(self._row)} |")
-            self._row = None
         elif tag in ("sp", "graphicFrame", "sld", "notes"):
             self._end_shape()
+        elif self._table is not None:
+            self._end_in_table(tag, self._table)
 
     def take_text(self, text: str) -> None:
         """Handle characters; those outside text runs are ignored."""
         if self._in_text:
             self._paragraph.append(text)
 
+    def _end_in_table(self, tag: str, table: Table) -> None:
+        if tag == "tc" and self._row is not None:
+            columns, rows, is_covered = self._spans
+            if not is_covered:
+                self._row.append(Cell(" ".join(self._cell or ()), columns, rows))
+            self._cell = None
+        elif tag == "tr" and self._row is not None:
+            table.add_row(self._row)
+            self._row = None
+        elif tag == "tbl":
+            self.blocks.append(table.render())
+            self._table = None
+
     def _end_paragraph(self) -> None:
         text = "".join(self._paragraph).strip()
         self._paragraph.clear()
         if not text:
             return
-        if self._row:
-            self._row[-1] = f"{self._row[-1]} {' '.join(text.split())}".strip()
+        if self._cell is not None:
+            self._cell.append(text)
         else:
             self._shape.append("\\" + text if text.startswith("#") else text)
 
@@ -405,174 +747,7 @@ class _SlideReader:
             self.blocks.append("\n".join(lines))
 
 
-_COLUMN: Final = re.compile(r"[A-Z]{1,3}")
-_MOST_EMPTY_CELLS: Final = 50
-"""Empty cells before a cell that are kept, so that columns stay aligned."""
-_DATE_FORMATS: Final = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
-"""Built-in formats of numbers that are dates or times."""
-_NOT_OF_DATES: Final = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]|_.|general|[^ymdhs]', re.IGNORECASE)
-
-
-def extract_xlsx(package: OfficePackage, main_part: str, builder: TextBuilder, limits: ParsingLimits) -> None:
-    """Add the text of a workbook's sheets to `builder`, as Markdown, in their order. Each sheet is a page, with its
-    name as a heading and a row of a table for each row that has a value. For a formula its stored result is added, and
-    dates are ISO dates. `main_part`: the part of the package that lists the sheets. Blocks.
-
-    Raises:
-        ParsingError: `document_malformed` or `document_too_large`.
-    """
-    relations = package.read_relations(main_part)
-    sheets: list[tuple[str, str]] = []
-    epoch = datetime(1899, 12, 30)  # noqa: DTZ001 - dates in sheets have no zone
-
-    def start(tag: str, attributes: Mapping[str, str]) -> None:
-        nonlocal epoch
-        if tag == "sheet":
-            kind, name = relations.get(attributes.get("id", ""), ("", ""))
-            if kind == "worksheet":
-                sheets.append((attributes.get("name", ""), name))
-        elif tag == "workbookPr" and attributes.get("date1904") in ("1", "true"):
-            epoch = datetime(1904, 1, 1)  # noqa: DTZ001 - as above
-
-    package.parse_part(main_part, start)
-    parts = {kind: name for kind, name in relations.values() if name in package.names}
-    strings = _read_strings(package, parts["sharedStrings"], limits) if "sharedStrings" in parts else []
-    dates = _read_date_styles(package, parts["styles"]) if "styles" in parts else set()
-    for title, name in sheets:
-        builder.start_page()
-        builder.add_block(f"# {' '.join(title.split())}")
-        reader = _SheetReader(builder, strings, dates, epoch)
-        package.parse_part(name, reader.start, reader.end, reader.take_text)
-
-
-def _read_strings(package: OfficePackage, name: str, limits: ParsingLimits) -> list[str]:
-    """Return the strings that cells refer to by number, without the readings of Japanese ones."""
-    strings: list[str] = []
-    pieces: list[str] = []
-    open_tags: list[str] = []
-    size = 0
-
-    def take_text(text: str) -> None:
-        nonlocal size
-        if open_tags and open_tags[-1] == "t" and "rPh" not in open_tags:
-            size += len(text.encode())
-            if size > limits.max_text_bytes:
-                raise ParsingError("document_too_large", f"the text is larger than {limits.max_text_bytes} bytes")
-            pieces.append(text)
-
-    def start(tag: str, attributes: Mapping[str, str]) -> None:
-        if tag in ("si", "t", "rPh"):
-            open_tags.append(tag)
-
-    def end(tag: str) -> None:
-        if tag in ("si", "t", "rPh"):
-            open_tags.pop()
-        if tag == "si":
-            strings.append(" ".join("".join(pieces).split()))
-            pieces.clear()
-
-    package.parse_part(name, start, end, take_text)
-    return strings
-
-
-def _read_date_styles(package: OfficePackage, name: str) -> set[int]:
-    """Return the numbers of the styles of cells that show a number as a date or a time."""
-    formats: set[str] = {str(number) for number in _DATE_FORMATS}
-    styles: list[str] = []
-    in_cells = False
-
-    def start(tag: str, attributes: Mapping[str, str]) -> None:
-        nonlocal in_cells
-        if tag == "numFmt" and _NOT_OF_DATES.sub("", attributes.get("formatCode", "")):
-            formats.add(attributes.get("numFmtId", ""))
-        elif tag == "cellXfs":
-            in_cells = True
-        elif tag == "xf" and in_cells:
-            styles.append(attributes.get("numFmtId", ""))
-
-    def end(tag: str) -> None:
-        nonlocal in_cells
-        in_cells = in_cells and tag != "cellXfs"
-
-    package.parse_part(name, start, end)
-    return {number for number, style in enumerate(styles) if style in formats}
-
-
-class _SheetReader:
-    """Adds the rows of one sheet to a builder from XML events."""
-
-    def __init__(self, builder: TextBuilder, strings: list[str], dates: set[int], epoch: datetime) -> None:
-        self._builder = builder
-        self._strings = strings
-        self._dates = dates
-        self._epoch = epoch
-        self._row: list[str] = []
-        self._kind = ""
-        self._style = ""
-        self._column = 0
-        self._value: list[str] = []
-        self._in_value = False
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Handle the start of an XML element: its name and attributes without namespaces."""
-        if tag == "row":
-            self._row = []
-        elif tag == "c":
-            self._kind, self._style = attributes.get("t", "n"), attributes.get("s", "")
-            self._column = _read_column(attributes.get("r", ""), len(self._row))
-            self._value.clear()
-        elif tag in ("v", "t"):
-            self._in_value = True
-
-    def end(self, tag: str) -> None:
-        """Handle the end of an XML element: its name without the namespace."""
-        if tag in ("v", "t"):
-            self._in_value = False
-        elif tag == "c":
-            self._add_cell(self._show_value("".join(self._value)))
-        elif tag == "row" and self._row:
-            self._builder.add_line(f"| {' | '.join(self._row)} |")
-
-    def take_text(self, text: str) -> None:
-        """Handle characters; those outside the values of cells are ignored."""
-        if self._in_value:
-            self._value.append(text)
-
-    def _add_cell(self, value: str) -> None:
-        if value:
-            self._row += [""] * min(_MOST_EMPTY_CELLS, max(0, self._column - len(self._row)))
-            self._row.append(value)
-
-    def _show_value(self, value: str) -> str:
-        if self._kind == "s":
-            return self._strings[int(value)] if value.isdecimal() and int(value) < len(self._strings) else ""
-        if self._kind == "b":
-            return "TRUE" if value == "1" else "FALSE"
-        if self._kind != "n":
-            return " ".join(value.split())
-        try:
-            number = float(value)
-            if self._style.isdecimal() and int(self._style) in self._dates:
-                return _show_date(self._epoch, number)
-        except (ValueError, OverflowError):
-            return value
-        return format(number, ".15g")
-
-
-def _show_date(epoch: datetime, days: float) -> str:
-    """Return an ISO date, a time of day if there is no date, or both."""
-    moment = epoch + timedelta(seconds=round(days * 86_400))
-    if days < 1:
-        return moment.time().isoformat()
-    return moment.date().isoformat() if days == int(days) else moment.isoformat(" ")
-
-
-def _read_column(reference: str, default: int) -> int:
-    """Return the column of a cell such as `AB12`, from 0."""
-    found = _COLUMN.match(reference)
-    if found is None:
-        return default
-    number = 0
-    for letter in found.group():
-        number = number * 26 + ord(letter) - 64
-    return number - 1
+def read_count(attributes: Mapping[str, str], name: str) -> int:
+    """Return an attribute's number of columns or rows, 1 where it is missing, no number, or beyond a million."""
+    value = attributes.get(name, "")
+    return max(1, int(value)) if value.isdecimal() and len(value) < 7 else 1

@@ -36,7 +36,6 @@ from retrieval.vector_store.base import (
     VectorStoreError,
     check_name,
 )
-from retrieval.vector_store.bm25_options import dump_options, load_options
 from retrieval.vector_store.edge.connection import (
     ShardConnection,
     ShardDamagedError,
@@ -46,6 +45,7 @@ from retrieval.vector_store.edge.connection import (
 )
 from retrieval.vector_store.edge.frames import decode_vector_text, encode_frame, encode_vector
 from retrieval.vector_store.payload import make_payload
+from retrieval.vector_store.tokenizer import dump_options, load_options
 
 logger = logging.getLogger(__name__)
 
@@ -327,8 +327,8 @@ class WriteLog:
         return b"".join(parts)
 
 
-UPSERT_BATCH: Final = 32
-"""Points per request: 4 ms at dimension 384, which a search may have to wait."""
+UPSERT_BATCH: Final = 16
+"""Points per request: 12 ms at dimension 384, most of it for the words, which a search may have to wait."""
 FLUSH_EVERY: Final = 5000
 """Points between flushes that the store makes by itself. A flush stops searches: for 15 ms per 5000 points on an idle
 disk, and for up to 0.3 s, whatever it writes, where other programs write too."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from retrieval.vector_store.base import CollectionSpec, VectorStoreError
-from retrieval.vector_store.bm25_options import dump_options
 from retrieval.vector_store.edge.frames import encode_frame, receive_frame
+from retrieval.vector_store.tokenizer import dump_options
 
 _CLOSE_S: Final = 30.0
 """How long a process may take to write what is pending."""

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.frames import die_with_parent
 from retrieval.vector_store.edge.shard_process import Shard
+from retrieval.vector_store.tokenizer import Bm25Options
 
 
 def main() -> None:

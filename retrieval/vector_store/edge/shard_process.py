@@ -22,7 +22,6 @@ from qdrant_edge import FieldCondition, Filter, MatchAny, MatchValue, RangeFloat
 
 from common.processes import return_freed_memory
 from retrieval.vector_store.bm25 import Bm25Encoder
-from retrieval.vector_store.bm25_options import Bm25Options, load_options
 from retrieval.vector_store.edge.frames import (
     decode_vectors,
     die_with_parent,
@@ -44,6 +43,7 @@ from retrieval.vector_store.payload import (
     TERMS,
     VERSION,
 )
+from retrieval.vector_store.tokenizer import Bm25Options, load_options
 
 if TYPE_CHECKING:
     from qdrant_edge import ConditionType

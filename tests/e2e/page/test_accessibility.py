@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
-from tests.support.page_browser import AXE, open_context, post_as_page, require_axe, violations
+from tests.support.page_browser import AXE, PHONE, open_context, open_menu, post_as_page, require_axe, violations
 from tests.support.page_stacks import message
 from tests.support.page_texts import RICH
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
@@ -123,4 +123,11 @@ async def test_no_dialog_and_no_rich_answer_has_a_violation(
         await page.get_by_role("button", name="Model:").click()
         await expect(page.get_by_role("dialog", name="Models")).to_be_visible()
         found["models"] = await violations(page, "[popover]:popover-open")
+        await page.keyboard.press("Escape")
+        await page.set_viewport_size(PHONE)
+        for menu in ("Views", "More actions"):
+            await open_menu(page, menu)
+            found[menu] = await violations(page, "header")
+            await page.set_viewport_size(PHONE)
+            await page.keyboard.press("Escape")
     assert not any(found.values()), json.dumps(found, indent=1)

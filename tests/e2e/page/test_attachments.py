@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -139,6 +140,13 @@ async def test_a_pdf_goes_as_text_or_as_pages_to_a_model_that_can_take_them(stac
         await page.get_by_role("button", name="Send two.pdf as pages").click()
         note = page.get_by_role("alert").filter(has_text="blind takes no images")
         await expect(note.get_by_role("button", name="Use hearing")).to_be_visible()
+        # It is not sent like this, neither by the button, which says why, nor by the key.
+        send = page.get_by_role("button", name="Send", exact=True)
+        await page.get_by_role("textbox", name="Message", exact=True).fill("Look")
+        await expect(send).to_be_disabled()
+        await expect(send).to_have_accessible_description(re.compile("blind takes no images"))
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("article", name="Your message")).to_have_count(0)
         await note.get_by_role("button", name="Send two.pdf as text").click()
         await expect(note).to_have_count(0)
         (_, file) = await send_and_read(page, "Summarise")

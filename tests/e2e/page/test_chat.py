@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.async_api import Route, expect
 
 from tests.support.page_browser import Look, open_context, open_page, send_message, show_conversations
+from tests.support.page_stacks import PATH_PREFIX
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
@@ -46,7 +48,7 @@ async def test_items_that_were_read_a_moment_too_early_are_read_again(page_stack
         await expect(page.get_by_role("button", name="Regenerate answer")).to_be_visible()
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         assert late == 2
-        await page.unroute_all()
+        await page.unroute_all(behavior="wait")
 
 
 async def test_a_message_that_is_written_before_its_conversation_is_read_is_kept(
@@ -78,4 +80,17 @@ async def test_a_message_that_is_written_before_its_conversation_is_read_is_kept
         await expect(answers.last).to_contain_text(SENTENCE)
         await expect(page.get_by_role("article", name="Your message")).to_contain_text(["Once", "Too early"])
         await expect(written).to_have_value("")
-        await page.unroute_all()
+        await page.unroute_all(behavior="wait")
+
+
+async def test_the_page_works_below_a_path_of_a_proxy(page_stack: RoundhouseStack) -> None:
+    asked: list[str] = []
+    async with open_page(page_stack.url, path=PATH_PREFIX) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        assert page.url.endswith(f"{PATH_PREFIX}/"), "relative addresses need the slash"
+        await page.reload()
+        await send_message(page, "Hello")
+        await expect(page.get_by_role("article", name="Answer")).to_contain_text(SENTENCE)
+        await page.goto(f"{page_stack.url}{PATH_PREFIX}/#/models")
+        await expect(page.get_by_role("heading", name="clockwork loaded")).to_be_visible()
+        assert {urlsplit(url).path.split("/")[1] for url in asked} == {PATH_PREFIX.strip("/")}, asked

@@ -13,6 +13,7 @@ from tests.support.page_browser import (
     Look,
     hide_conversations,
     open_context,
+    open_menu,
     open_page,
     send_message,
     show_conversations,
@@ -63,6 +64,7 @@ async def answered(page: Page, text: str) -> None:
 
 async def saved(page: Page, button: str) -> Download:
     """Export the conversation that is shown."""
+    await open_menu(page, "More actions")
     await page.get_by_role("button", name="Export", exact=True).click()
     async with page.expect_download() as download:
         await page.get_by_role("button", name=button, exact=True).click()
@@ -83,6 +85,7 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, 
         # For a moment the old answer is still there beside the new one.
         answer = page.get_by_role("article", name="Answer")
         await expect(answer.last).to_contain_text("2 / 2")
+        await open_menu(page, "More actions")
         await page.get_by_role("button", name="Branches").click()
         outline = page.get_by_role("dialog", name="Branches").get_by_role("button", name="You:")
         await expect(outline).to_have_text(["You: First wording", "You: Second wording"])
@@ -100,11 +103,45 @@ async def test_branches_are_kept_and_moved_between(page_stack: RoundhouseStack, 
         await expect(mine).to_contain_text("2 / 2")
 
 
+@pytest.mark.looks(Look.PHONE, Look.DESK)
+async def test_one_bar_holds_the_views_and_the_conversation(page_stack: RoundhouseStack, look: Look) -> None:
+    async with open_page(page_stack.url, look) as page:
+        await answered(page, "Under one bar")
+        bar = page.get_by_role("banner")
+        await expect(bar.get_by_role("heading", level=1, name="Under one bar")).to_be_visible()
+        box, log = await bar.bounding_box(), await page.get_by_role("log").bounding_box()
+        assert box is not None
+        assert log is not None
+        assert (box["y"], box["y"] + box["height"]) == (0, log["y"]), "nothing lies between the bar and the messages"
+        assert box["height"] <= 56
+        if look.is_phone:
+            await expect(page.get_by_role("link", name="Models")).to_be_hidden()
+            # Escape closes a menu, and gives the focus back.
+            menu = page.get_by_role("button", name="More actions")
+            await menu.click()
+            await expect(page.get_by_role("button", name="Export", exact=True)).to_be_visible()
+            await page.keyboard.press("Escape")
+            await expect(page.get_by_role("button", name="Export", exact=True)).to_be_hidden()
+            await expect(menu).to_be_focused()
+        # Also while the list has the conversation's place, as on a phone.
+        await show_conversations(page)
+        await open_menu(page, "More actions")
+        await page.get_by_role("button", name="Rename", exact=True).click()
+        await expect(page.get_by_role("dialog").get_by_role("textbox", name="Title")).to_have_value("Under one bar")
+        await page.keyboard.press("Escape")
+        await hide_conversations(page)
+        await open_menu(page, "Views")
+        await page.get_by_role("link", name="Models", exact=True).click()
+        await expect(page.get_by_role("heading", name="clockwork loaded")).to_be_visible()
+        await expect(bar.get_by_role("heading", level=1)).to_have_count(0)
+
+
 async def test_a_conversation_is_found_named_and_deleted(page_stack: RoundhouseStack, look: Look) -> None:
     async with open_page(page_stack.url, look) as page:
         await answered(page, "Do wolpertingers sing?")
         title = page.get_by_role("heading", level=1, name="Do wolpertingers sing?")
         await expect(title).to_be_visible()
+        await open_menu(page, "More actions")
         await page.get_by_role("button", name="Rename", exact=True).click()
         await page.get_by_role("textbox", name="Title").fill("Alpine songs")
         await page.get_by_role("dialog").get_by_role("button", name="Rename").click()

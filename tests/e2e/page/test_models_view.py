@@ -7,12 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import BrowserContext, Locator, Page, Route, expect
 
+from contract.downloads import FoundRepository, ModelChoice
+from contract.errors import RoundhouseError
+from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.fake_hub.faults import Fault
+from tests.support.fake_hub.repositories import make_gguf
 from tests.support.fake_hub.server import FakeHub
 from tests.support.monitored_site import gpu_site
-from tests.support.page_browser import Look, open_page, require_page, send_message
+from tests.support.page_browser import (
+    AXE,
+    PHONE,
+    Look,
+    open_context,
+    open_menu,
+    open_page,
+    require_axe,
+    require_page,
+    send_message,
+    violations,
+)
 from tests.support.page_stacks import FILE, LARGE, LARGE_FILE, REPOSITORY, keyed_stack, secret_of
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.wait import until
@@ -39,7 +54,7 @@ async def test_models_say_what_they_do_and_why_they_wait(whole_stack: Roundhouse
         button = page.get_by_role("button", name="Load resting", exact=True)
         await button.focus()
         await page.keyboard.press("Enter")
-        # Not before: the reason says "loaded by" from the beginning, and while a request runs a button waits for it.
+        # Not before: "load ordered by" is there from the beginning, and while a request runs a button waits for it.
         await expect(row(page, "resting").get_by_role("heading", name="resting loaded")).to_be_visible()
         unload = page.get_by_role("button", name="Unload resting", exact=True)
         await expect(unload).to_be_focused()
@@ -123,9 +138,9 @@ async def test_a_failed_model_says_why_everywhere_and_is_reset(whole_stack: Roun
         await other.goto("/#/models")
         await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
         await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
-        await page.get_by_role("button", name="Load it").click()
+        # The load has the message answered that was refused.
+        await page.get_by_role("button", name="Load it and send").click()
         await expect(row(other, "resting").get_by_role("heading", name="resting loaded")).to_be_visible()
-        await page.get_by_role("button", name="Ask again").click()
         await expect(page.get_by_role("article", name="Answer").last).to_contain_text(SENTENCE)
         await other.get_by_role("button", name="Reset resting to the files", exact=True).click()
         await expect(row(other, "resting").get_by_role("heading", name="resting unloaded")).to_be_visible()
@@ -147,6 +162,144 @@ async def test_memory_of_gpus_is_shown_as_bars(tmp_path: Path, look: Look) -> No
         await expect(page.get_by_role("region", name="Memory", exact=True)).to_contain_text(
             "GPU 1 (GPU-2, PCI 0000:02:00.0) is left out: it has fallen off the bus"
         )
+        # On top of all, the GPU as one bar; each model's part leads to it.
+        bar = page.get_by_role("region", name="Memory by model").get_by_role("list", name="GPU 0", exact=True)
+        await expect(bar.get_by_role("listitem")).to_have_text(
+            ["chat: 3.9 GiB", "Other programs: 2.0 GiB", "Free: 2.0 GiB"]
+        )
+        # So is main memory, of which nobody knows what other programs take.
+        host = page.get_by_role("list", name="Main memory", exact=True)
+        await expect(host.get_by_role("listitem")).to_have_text(
+            [re.compile(r"^chat: [\d.]+ MiB$"), re.compile(r"^Free: [\d.]+ GiB$")]
+        )
+        await bar.get_by_role("link", name="chat").click()
+        await expect(page).to_have_url(re.compile("#/models/chat$"))
+
+
+async def test_a_model_is_found_on_the_hub_downloaded_and_served(tmp_path: Path, folder: Path, look: Look) -> None:
+    """`transfers` is a fake, whose hub has one repository; its downloads are as far as this test says."""
+    require_page()
+    require_axe()
+    reference, main = "hf:user/tiny-GGUF:Q8_0", "user/tiny-GGUF/tiny-Q8_0.gguf"
+    choice = ModelChoice(reference=reference, format="gguf", quantisation="Q8_0", main=main, file_count=1, size=2**30)
+    huge = choice.model_copy(update={"reference": "hf:user/tiny-GGUF:F16", "quantisation": "F16", "size": 2**33})
+    async with (
+        FakeTransfers(folder, tmp_path / "models") as transfers,
+        gpu_site(tmp_path, engine_mib=2000, used_mib=2000, busy_percent=0, transfers_url=transfers.url) as url,
+        open_page(url, look, "/#/models") as page,
+    ):
+        transfers.sources[reference] = FakeSource({main: make_gguf()}, main, f"{reference}@abc")
+        transfers.found = [FoundRepository(repository="user/tiny-GGUF", downloads=7, choices=[choice, huge])]
+        await page.context.add_init_script(path=AXE)
+        await page.reload()
+        # The first of all that the view has, by the keyboard alone.
+        sections = page.get_by_role("region", name="Models", exact=True).get_by_role("region")
+        await expect(sections.first).to_have_accessible_name("Get a model")
+        words = page.get_by_role("searchbox")
+        await words.fill("nothing like it")
+        await words.press("Enter")
+        await expect(sections.first.get_by_role("status")).to_contain_text("with “nothing like it” in its name")
+        await words.fill("tiny GGUF")
+        await expect(sections.first).to_contain_text("roundhouse search 'tiny GGUF'")
+        transfers.refusal = RoundhouseError("source_unavailable", "No connection to the hub: no route.")
+        await words.press("Enter")
+        await expect(sections.first.get_by_role("alert")).to_contain_text("No connection to the hub: no route.")
+        transfers.refusal = None
+        await words.fill("tiny-GGUF")
+        await words.press("Enter")
+        found = sections.first.get_by_role("listitem", name=reference, exact=True)
+        await expect(found).to_contain_text("about 2151 MiB; fits on GPU 0 beside chat")
+        await expect(page.get_by_role("listitem", name="hf:user/tiny-GGUF:F16")).to_contain_text(
+            "no GPU has room for it"
+        )
+
+        await found.get_by_role("button", name="Download").press("Enter")
+        await expect(found.get_by_role("meter")).to_be_visible()
+        (download,) = transfers.downloads
+        transfers.set_state(download, "finished")
+        await found.get_by_role("button", name="Serve").press("Enter")
+        await expect(found.get_by_role("link")).to_be_visible()
+        await expect(row(page, await found.get_by_role("link").inner_text())).to_be_visible()
+        # Who searches again is told who uses it.
+        await words.press("Enter")
+        await expect(found.get_by_role("link")).to_be_visible()
+        seen = await violations(page)
+        assert not any(seen.values()), seen
+
+
+COUNT = 30
+
+
+async def multiply_models(context: BrowserContext) -> None:
+    """Have the page see `COUNT` models, made of the one that there is, and the last hour of the first. `loading-1`
+    loads, `failed-2` has failed, and the others are loaded."""
+
+    async def answer_models(route: Route) -> None:
+        listing = await (await route.fetch()).json()
+        [model] = listing["models"]
+        rows = [model | {"name": f"loaded-{number}", "queue_depth": number} for number in range(COUNT)]
+        starting = {"phase": "starting", "started_at": listing["observed_at"] - 30}
+        rows[1] |= {"name": "loading-1", "runtime_state": "loading", "load_progress": 0.4}
+        rows[1]["replica_details"] = [each | starting for each in model["replica_details"]]
+        rows[2] |= {"name": "failed-2", "runtime_state": "failed", "last_error": "out of memory"}
+        await route.fulfill(json=listing | {"models": rows})
+
+    async def answer_history(route: Route) -> None:
+        hour = {"tokens_per_s": [0, 60, 41], "waiting": [0, 2, 1], "first_token_s": [None, 0.25, 1.5]}
+        await route.fulfill(json={"object": "metrics.history", "interval_s": 60, "models": {"loaded-0": hour}})
+
+    await context.route("**/v1/admin/models", answer_models)
+    await context.route("**/v1/metrics/history", answer_history)
+
+
+async def test_many_models_are_a_table_that_sorts_and_filters(tmp_path: Path, look: Look) -> None:
+    require_axe()
+    async with (
+        gpu_site(tmp_path, engine_mib=4000, used_mib=6000, busy_percent=37) as url,
+        open_context(url, look) as context,
+    ):
+        await context.add_init_script(path=AXE)
+        await multiply_models(context)
+        page = await context.new_page()
+        await page.goto("/#/models")
+        table = page.get_by_role("table", name="Models")
+        names = table.get_by_role("rowheader")
+        await expect(names).to_have_count(COUNT)
+        await expect(names.first).to_contain_text("failed-2")
+        await expect(table).to_contain_text("out of memory")
+        await expect(table.get_by_role("meter", name="Reading the model")).to_have_js_property("value", 40)
+        curve = table.get_by_role("img", name="tokens per second, last hour: now 41.0, most 60.0")
+        await expect(curve).to_be_visible()
+        # On a phone, no column hangs over the edge of the window.
+        await page.set_viewport_size(PHONE)
+        assert await page.evaluate("document.querySelector('table').getBoundingClientRect().right <= innerWidth")
+
+        # A heading sorts by its column, and turns the order round, by the keyboard, too.
+        waiting = table.get_by_role("columnheader", name="Waiting")
+        await expect(waiting).to_have_attribute("aria-sort", "none")
+        await waiting.get_by_role("button").press("Enter")
+        await expect(waiting).to_have_attribute("aria-sort", "descending")
+        await expect(names.first).to_contain_text("loaded-29")
+        await waiting.get_by_role("button").press("Enter")
+        await expect(waiting).to_have_attribute("aria-sort", "ascending")
+        await expect(names.first).to_contain_text("loaded-0")
+        assert await violations(page, "[aria-label='Declared models']") == {}
+
+        await page.get_by_label("State", exact=True).select_option("failed")
+        await expect(names).to_have_count(1)
+        await expect(page.get_by_text("1 of 30 models")).to_be_visible()
+        await page.get_by_role("searchbox", name="Find a model").fill("loaded")
+        await expect(names).to_have_count(0)
+        await page.get_by_label("State", exact=True).select_option("")
+        await expect(names).to_have_count(COUNT - 2)
+
+        # A model's own page has each curve with its figures.
+        await page.goto("/#/models/loaded-0")
+        hour = page.get_by_role("region", name="Last hour")
+        await expect(hour.get_by_role("img", name="most requests waiting, last hour: now 1, most 2")).to_be_visible()
+        await expect(hour.get_by_role("img", name="time to the first token, last hour: now 1.5 s")).to_be_visible()
+        # The page asks on and on: what is being answered now ends with the page.
+        await context.unroute_all(behavior="ignoreErrors")
 
 
 async def test_a_model_is_looked_at_downloaded_declared_and_removed(whole_stack: RoundhouseStack, look: Look) -> None:
@@ -244,13 +397,16 @@ async def test_keys_open_what_they_may(closed_stack: RoundhouseStack, look: Look
         await expect(row(page, "clockwork")).to_contain_text("loaded")
         await expect(page.get_by_text("a key with the scope admin is needed")).to_be_visible()
         await expect(page.get_by_role("button", name="Unload clockwork")).to_have_count(0)
+        await open_menu(page, "Views")
         await page.get_by_role("link", name="Activity").click()
         await expect(page.get_by_role("alert")).to_be_visible()
 
         # The key is in memory alone unless the user asks for more, and signing out forgets it.
         assert await page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})") == "{}"
+        await open_menu(page, "Views")
         await page.get_by_role("link", name="Settings").click()
         await page.get_by_role("button", name="Sign out").click()
+        await open_menu(page, "Views")
         await page.get_by_role("link", name="Models").click()
         await key.fill(secret_of("boss"))
         await page.get_by_role("checkbox", name="Keep it in this browser until I sign out").check()

@@ -223,13 +223,18 @@ async def test_a_full_queue_is_said_and_loses_no_message(
         await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
         queued = page.url
         await ask(page, "Refused", "narrow")
-        reason = page.get_by_role("alert").filter(
-            has_text="Every slot of the model 'narrow' is taken, and 1 requests wait"
-        )
+        reason = page.get_by_text("Every slot of the model 'narrow' is taken, and 1 requests wait")
         await expect(reason).to_be_visible()
+        await expect(page.get_by_text(re.compile(r"^Asked again (in \d+ s|now), waiting for \d+ s"))).to_be_visible()
         mine = page.get_by_role("article", name="Your message")
         await expect(mine).to_contain_text("Refused")
         refused = page.url
+        # It waits in the page, asks again by itself, and can be stopped.
+        async with page.expect_request(lambda request: request.url.endswith("/v1/responses")):
+            pass
+        await expect(reason).to_be_visible()
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await expect(page.get_by_text("You stopped this answer.")).to_be_visible()
 
         await page.goto("/#/models/narrow")
         state = page.get_by_role("region", name="State", exact=True)
@@ -245,6 +250,63 @@ async def test_a_full_queue_is_said_and_loses_no_message(
         await page.get_by_role("button", name="Ask again").click()
         await expect(text_of(answer.last)).to_have_text(TEXT)
         await expect(mine).to_have_count(1)
+
+
+async def test_a_message_that_a_full_queue_refused_is_answered_once_there_is_room(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async with open_context(stack.url, look) as context:
+        page = await context.new_page()
+        engine.allow(2)
+        answer = await ask(page, "Served", "narrow")
+        await says(engine, 2, answer)
+        await ask(page, "Queued", "narrow")
+        await expect(answer).to_contain_text("Number 1 in the queue of narrow")
+        await ask(page, "Refused", "narrow")
+        await expect(page.get_by_text("Every slot of the model 'narrow' is taken")).to_be_visible()
+        engine.allow_all()
+        await expect(text_of(answer)).to_have_text(TEXT)
+        await expect(page.get_by_role("article", name="Your message")).to_have_text(re.compile("Refused"))
+
+
+@pytest.mark.looks(Look.PHONE, Look.DESK_DARK)
+async def test_sending_and_stopping_show_the_end_and_a_button_leads_there(
+    stack: RoundhouseStack, engine: PacedEngine, look: Look
+) -> None:
+    async def scroll_up() -> None:
+        await page.get_by_role("log").evaluate("(element) => { element.scrollTop = 0; }")
+        await expect(to_end).to_be_visible()
+
+    async with open_page(stack.url, look) as page:
+        to_end = page.get_by_role("button", name="To the end")
+        mine = page.get_by_role("article", name="Your message")
+        regenerate = page.get_by_role("button", name="Regenerate answer")
+        engine.allow_all()
+        await ask(page, "First")
+        for number, text in enumerate(("Second", "Third"), 2):
+            await expect(regenerate).to_have_count(number - 1)
+            await send_message(page, text)
+        await expect(regenerate).to_have_count(3)
+        await expect(to_end).to_have_count(0)
+        await scroll_up()
+        await expect(mine.last).not_to_be_in_viewport()
+        await to_end.click()
+        await expect(regenerate.last).to_be_in_viewport()
+        await expect(to_end).to_have_count(0)
+
+        await scroll_up()
+        engine.allow(0)
+        await send_message(page, "Fourth")
+        await expect(mine.last).to_contain_text("Fourth")
+        await expect(mine.last).to_be_in_viewport()
+
+        engine.allow(200)
+        await expect(page.get_by_role("article", name="Answer").last).to_contain_text(WORDS[199])
+        await scroll_up()
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await expect(regenerate).to_have_count(4)
+        await expect(regenerate.last).to_be_in_viewport()
+        await expect(page.get_by_role("button", name="Continue", exact=True)).to_be_in_viewport()
 
 
 @pytest.mark.looks(Look.PHONE)

@@ -101,6 +101,20 @@ async def test_a_stream_ends_with_its_citations() -> None:
         assert [source["document_id"] for source in chunks[-1]["sources"]] == ["d1", "d2", "d3"]
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize("notice", ["The query has no words.", None])
+async def test_an_answer_says_what_the_search_did_not_do(path: str, notice: str | None) -> None:
+    async with grounded() as (gateway, _, retrieval):
+        retrieval.hits, retrieval.notice = [], notice
+        body = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "😀"}], "rag": True}
+        blocking = (await gateway.post(path, body)).body
+        assert (blocking["sources"], blocking.get("sources_notice")) == ([], notice)
+        text = (await gateway.post(path, body | {"stream": True})).text
+        found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        [said] = [each for event in found if "sources" in (each := event.get("message", event))]
+        assert said.get("sources_notice") == notice
+
+
 async def test_passages_fit_the_tokens_that_are_left_for_them() -> None:
     async with grounded() as (gateway, engine, retrieval):
         retrieval.hits = [hit(1, "x" * 150), hit(2, "y" * 60), hit(3, "z")]
@@ -288,6 +302,14 @@ async def test_the_model_gets_the_passages_and_its_answer_cites_them() -> None:
         [item] = [each async for each in client.responses.input_items.list(response.id)]
         assert QUESTION in item.to_json(), "the passages are no part of what was asked"
         assert "shed" not in item.to_json()
+
+
+@pytest.mark.parametrize("notice", ["The query has no words.", None])
+async def test_a_response_says_once_what_its_searches_did_not_do(notice: str | None) -> None:
+    async with searching() as (gateway, _, retrieval):
+        retrieval.notice = notice
+        response = (await gateway.post("/v1/responses", request_fields())).body
+        assert response["output"][0].get("notice") == notice
 
 
 async def test_a_stream_tells_of_the_search_and_of_each_citation() -> None:

@@ -12,10 +12,12 @@ import aiohttp
 import pytest
 
 from cli.app import run
+from cli.gateway_client import GatewayAddress
 from cli.output import ExitCode
 from cli.rag.client import RagClient
 from cli.rag.transferring import export_documents
 from tests.fakes.gateway_harness import gateway_harness
+from tests.support.queueing import key
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_gateway
 
 FIELDS = ("id", "status", "filename", "declared_media_type", "bytes", "sha256", "metadata", "chunking")
@@ -78,6 +80,73 @@ async def test_a_document_goes_through_with_its_tenant(tmp_path: Path) -> None:
         foreign = await gateway.get(url, headers={"x-client-id": "bob"})
         assert foreign.refusal == (404, "document_not_found")
         assert foreign.error["request_id"] == foreign.headers["x-request-id"]
+
+
+async def test_without_keys_page_command_line_and_api_have_one_tenant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+
+        async def rag(*words: str) -> tuple[int, str, str]:
+            code = await asyncio.to_thread(run, ["rag", *words, "--gateway", gateway.url])
+            return code, *capsys.readouterr()
+
+        async def search(**headers: str) -> dict[str, Any]:
+            reply = await gateway.post("/v1/search", {"query": "coal", "mode": "sparse"}, headers=headers)
+            found: dict[str, Any] = reply.success
+            return found
+
+        (tmp_path / "coal.txt").write_text("Coal is beside the shed.")
+        for tenant, document_id in (("roundhouse-page", "old"), ("me", "mine")):
+            await retrieval.add("Coal of earlier.", document_id, tenant=tenant)
+        empty = await search()
+        assert (empty["data"], empty["notice"]) == (
+            [],
+            "The tenant default has no documents. Other tenants have some: me (1), roundhouse-page (1).",
+        )
+        assert (await rag("add", str(tmp_path / "coal.txt")))[0] == ExitCode.DONE
+        assert [hit["text"] for hit in (await search(**{"user-agent": "curl/8"}))["data"]] == [
+            "Coal is beside the shed."
+        ]
+        assert (await rag("tenants"))[1].split()[4::4] == ["default", "me", "roundhouse-page"]
+        assert (await rag("move", "roundhouse-page"))[:2] == (0, "1 document of roundhouse-page moved to default\n")
+        assert len((await search())["data"]) == 2
+        assert [hit["document_id"] for hit in (await search(**{"x-client-id": "me"}))["data"]] == ["mine"]
+        code, _, err = await rag("move", "roundhouse-page")
+        assert (code, "the tenant roundhouse-page has no documents" in err) == (ExitCode.FAILED, True)
+        await retrieval.add("Coal of another kind.", "mine", tenant="default")
+        code, _, err = await rag("move", "me")
+        assert (code, "default has other documents of these ids, so nothing was moved: mine" in err) == (1, True)
+        assert len((await search(**{"x-client-id": "me"}))["data"]) == 1
+        nothing = await gateway.post("/v1/search", {"query": "penguin", "mode": "sparse"})
+        assert nothing.success["notice"].startswith("The tenant default has 3 documents, of which none fits. Other")
+
+
+async def test_where_a_key_decides_for_the_tenant_nothing_is_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_KEY", "secret-k")
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+        await gateway.publish(keys=(key("k", tenant="old"),))
+        await retrieval.add("A fox.", "fox", tenant="old")
+        for source in ("old", "other"):
+            code = await asyncio.to_thread(run, ["rag", "move", source, "--gateway", gateway.url])
+            assert (code, "the key decides for which tenant" in capsys.readouterr().err) == (ExitCode.FAILED, True)
+        assert await retrieval.texts("fox", tenant="old") == ["A fox."]
+
+
+async def test_what_others_have_is_for_admins_alone(tmp_path: Path) -> None:
+    async with retrieval_gateway(tmp_path) as (_, retrieval):
+        await retrieval.add("A fox.", "a", tenant="secret")
+        for is_admin, notice in (
+            (
+                False,
+                "The tenant mine has no documents. It has those that were added with a key of the same `tenant`.",
+            ),
+            (True, "The tenant mine has no documents. Other tenants have some: secret (1)."),
+        ):
+            found = await retrieval.request("POST", "/v1/search", {"query": "fox"}, tenant="mine", is_admin=is_admin)
+            assert (found.json()["data"], found.json()["notice"]) == ([], notice)
 
 
 async def test_a_download_is_called_by_a_name_without_a_path(tmp_path: Path) -> None:
@@ -163,7 +232,7 @@ async def test_an_export_that_was_broken_off_goes_on(tmp_path: Path, capsys: pyt
             if document_id == "d3":
                 raise KeyboardInterrupt
 
-        async with RagClient(gateway.url, "me", verifies=True) as client:
+        async with RagClient(GatewayAddress(gateway.url, verifies=True), "me") as client:
             with pytest.raises(KeyboardInterrupt):
                 await export_documents(client, file, break_off)
         assert not file.exists()
@@ -187,7 +256,7 @@ async def test_documents_that_are_replaced_and_deleted_meanwhile(tmp_path: Path)
     async with retrieval_gateway(tmp_path) as (gateway, retrieval):
         for number in range(4):
             await retrieval.add(f"Fox {number}.", f"d{number}", tenant="me")
-        async with RagClient(gateway.url, "me", verifies=True) as client:
+        async with RagClient(GatewayAddress(gateway.url, verifies=True), "me") as client:
             listed = [document async for document in client.list_documents()]
             await retrieval.add("A new fox.", "d1", tenant="me")
             await retrieval.request("DELETE", "/v1/documents/d2", tenant="me")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from contract.routing import GatewayReport
 from tests.support.admin import AdminApi
+from tests.support.controller_app import running
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
@@ -118,3 +121,18 @@ async def test_a_second_gateway_is_refused_a_successor_is_taken_and_who_waited_f
     await until_inflight(stack, 0)
     assert (await stack.status()).refused_gateways == []
     stack.kill("second", signal.SIGTERM)
+
+
+async def test_the_last_use_of_keys_outlives_the_controller(tmp_path: Path) -> None:
+    (tmp_path / "desired").mkdir()
+    (tmp_path / "desired" / "keys.yaml").write_text(
+        f"keys: {{ci: {{sha256: {'a' * 64}}}, idle: {{sha256: {'b' * 64}}}}}"
+    )
+    async with running(tmp_path, {}) as first:
+        assert first.controller.get_status().keys_used is None
+        used_at = time.time()
+        first.controller.take_report(GatewayReport(gateway_id="gw-a", stamp=None, keys_used={"ci": used_at}))
+        assert first.controller.get_status().keys_used == {"ci": used_at // 60 * 60}
+    async with running(tmp_path, {}) as second:
+        status = second.controller.get_status()
+        assert (status.keys, status.keys_used) == (["ci", "idle"], {"ci": used_at // 60 * 60})

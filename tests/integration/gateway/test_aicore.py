@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from common.atomic_write import write_atomic
 from contract.routing import Endpoint, ModelRoute
 from contract.status import ModelState
 from gateway.api import readiness
-from gateway.control.remote_prober import AicoreProbe
+from gateway.control.remote_prober import AicoreProbe, read_status
 from gateway.routing.table import LiveRoutes
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_phone_server import KEY, MODEL, FakePhone, fake_phone
@@ -78,7 +79,8 @@ async def test_its_errors_are_carried_through(code: int, status: int, error: str
             assert (reply.status, reply.code, reply.error["type"]) == (status, error, "aicore_unavailable")
             assert reply.error["aicore_status"] in ("downloadable", "downloading", "unavailable")
             assert reply.error["actionable"]
-            assert reply.error["next_steps"]
+            assert reply.error["next_steps"] == ["Wait for status: Available", "Retry"], "the phone's own"
+            assert ("retry-after" in reply.headers) == (status == 425)
         assert (await gateway.request("POST", "/v1/aicore/benchmark")).code == error
         warm = await gateway.request("POST", "/health/warm?model=nano")
         assert (warm.status, warm.body["status"]) == (503, "aicore_not_ready")
@@ -129,8 +131,27 @@ async def test_health_has_a_block_of_it(tmp_path: Path) -> None:
         probe.latest = await probe.ask(nano(phone))
         health = (await gateway.get("/health")).body
         assert (health["aicore"]["status_code"], health["aicore"]["status"]) == (None, "unknown")
-        assert health["aicore"]["error"]
-        assert (await gateway.get("/v1/aicore/status")).refusal == (503, "AICORE_UNKNOWN")
+        assert health["aicore"]["error"] == "The service is not installed", "the phone's own words"
+        reply = await gateway.get("/v1/aicore/status")
+        assert reply.refusal == (503, "AICORE_UNKNOWN")
+        assert "The service is not installed" in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (200, {"status_code": None, "error": "AICore is not installed (ErrorCode 8)"}, "AICore is not installed (Er"),
+        (503, {"error": {"message": "Bound to http://10.1.2.3:99/x"}}, "Bound to "),
+        (500, {"error": {"message": ""}}, "The server answered with status 500"),
+        (500, ["x"], "The server answered with status 500"),
+        (200, {"status_code": 7, "error": 4}, "The server answered with status 200"),
+    ],
+)
+def test_the_words_of_the_phone_are_kept(status: int, body: Any, error: str) -> None:
+    told = read_status("nano", status, json.dumps(body).encode())
+    assert told.code is None
+    assert (told.error or "").startswith(error)
+    assert "10.1.2.3" not in (told.error or "")
 
 
 async def test_without_such_a_model_there_is_no_aicore(tmp_path: Path) -> None:

@@ -100,6 +100,22 @@ async def test_an_answer_that_should_be_grounded_is_refused(path: str, alone: Ga
     await refused(alone, path, "rag", messages=[{"role": "user", "content": "Hi"}], max_tokens=5, rag=True)
 
 
+@pytest.mark.parametrize(
+    ("path", "part", "place"),
+    [
+        ("/v1/responses", {"type": "input_file", "file_id": "file-1"}, "input[0].content[0].file_id"),
+        ("/v1/responses", {"type": "input_image", "file_id": "file-1"}, "input[0].content[0].file_id"),
+        ("/v1/chat/completions", {"type": "file", "file": {"file_id": "f"}}, "messages[0].content[0].file.file_id"),
+        ("/v1/messages", {"type": "image", "source": {"type": "file", "file_id": "f"}},
+         "messages[0].content[0].source.file_id"),
+    ],
+)  # fmt: skip
+async def test_a_kept_file_is_refused(path: str, part: dict[str, Any], place: str, alone: GatewayHarness) -> None:
+    name = "input" if path == "/v1/responses" else "messages"
+    more: dict[str, Any] = {} if name == "input" else {"max_tokens": 5}
+    await refused(alone, path, place, **{name: [{"role": "user", "content": [part]}]}, **more)
+
+
 async def refused(alone: GatewayHarness, path: str, param: str, **fields: Any) -> None:
     async with engines(1) as (engine,):
         await alone.publish(route("m", [engine.url]))

@@ -17,6 +17,7 @@ from gateway.server.connection import AHEAD_BYTES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
+from tests.support.admin import error_of
 from tests.support.queueing import key
 from tests.support.raw_http import Answer, RawClient, chat_body, raw, request, spotless
 from tests.support.wait import until
@@ -157,26 +158,119 @@ async def test_chunked_in_any_case_is_read() -> None:
         assert [seen.raw for seen in engine.requests] == [BODY]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-@pytest.mark.parametrize("body", [ZIPPED, ZIPPED[:9], b"{\0}"], ids=["gzip", "cut", "JSON"])
-async def test_a_body_with_a_content_coding_is_refused_by_its_name(path: str, body: bytes) -> None:
+GZIP = "content-encoding: gzip"
+LARGE = chat_body(messages=[{"role": "user", "content": " ".join(str(each) for each in range(100_000))}])
+READABLE: dict[str, tuple[bytes, str]] = {
+    "gzip": (ZIPPED, GZIP),
+    "x-gzip in capitals": (ZIPPED, "Content-Encoding: X-GZIP"),
+    "two members": (gzip.compress(BODY[:9]) + gzip.compress(BODY[9:]), GZIP),
+    "a large one": (gzip.compress(LARGE), GZIP),
+    "JSON as it is, by mistake": (BODY, GZIP),
+}
+UNREADABLE: dict[str, tuple[bytes, str, int, str]] = {
+    "cut": (ZIPPED[:-9], GZIP, 400, "its end is missing"),
+    "damaged": (ZIPPED[:12] + b"\xff\xff" + ZIPPED[14:], GZIP, 400, "cannot be decompressed"),
+    "a bomb": (gzip.compress(bytes(40 * 2**20)), GZIP, 413, "when it is decompressed"),
+    "too large": (gzip.compress(json.dumps(list(range(400_000))).encode()), GZIP, 413, "larger than "),
+    "of many members": (gzip.compress(b"") * 200, GZIP, 400, "more than 100 members"),
+    "of another coding": (b"\x0b\x02\x80{}\x03", "content-encoding: br", 400, "Content-Encoding: br"),
+    "coded twice": (gzip.compress(ZIPPED), "content-encoding: gzip, gzip", 400, "Content-Encoding: gzip, gzip"),
+    "without its header": (ZIPPED, "x-a: b", 400, "The body is not UTF-8"),
+}
+
+
+async def test_gzip_bodies_are_read() -> None:
     async with one_model() as (gateway, engine), raw(gateway) as client:
-        client.write(request(target=path, body=body, headers=["content-encoding: gzip"]))
-        client.write(request(headers=["content-encoding: identity"]))
-        answers = [await client.answer(number) for number in (1, 2)]
-        assert [answer.status for answer in answers] == [400, 200], client.received
-        assert answers[0].error["code"] == "invalid_json"
-        assert "Content-Encoding: gzip" in answers[0].error["message"]
-        assert len(engine.requests) == 1
-
-
-async def test_an_admin_body_with_a_content_coding_is_not_decoded_anywhere() -> None:
-    async with one_model() as (gateway, _), raw(gateway) as client:
-        client.write(request("POST", "/v1/admin/plan", ZIPPED, ["content-encoding: gzip"]))
-        await client.answer()
+        for number, (name, (body, header)) in enumerate(READABLE.items(), 1):
+            client.write(request(body=body, headers=[header]))
+            assert (await client.answer(number)).status == 200, name
+            assert engine.requests[-1].raw == (LARGE if name == "a large one" else BODY), name
+        for step in range(1, 4):  # however they are cut
+            parts = [ZIPPED[start : start + step] for start in range(0, len(ZIPPED), step)]
+            client.write(head("transfer-encoding: chunked", GZIP))
+            client.write(b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n")
+            assert (await client.answer(len(READABLE) + step)).status == 200
+        client.write(request("POST", "/v1/admin/plan", ZIPPED, [GZIP]))
+        await until("the controller is asked", lambda: gateway.controller.admin.requests)
         asked = gateway.controller.admin.requests[-1]
-        assert asked.body == ZIPPED
-        assert "content-encoding" not in asked.headers
+        assert (asked.body, "content-encoding" in asked.headers) == (BODY, False)
+
+
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/messages", "/v1/admin/plan"])
+async def test_compressed_bodies_are_read_within_bounds(target: str) -> None:
+    async with one_model(max_body_mib=2) as (gateway, engine):
+
+        async def refuse(name: str, body: bytes, header: str, status: int, words: str) -> None:
+            async with raw(gateway) as client:
+                client.write(request("POST", target, body, [header]))
+                answer = await client.answer()
+                assert (answer.status, words in answer.error["message"]) == (status, True), (name, answer.error)
+
+        # What has no header is the controller's to read.
+        cases = {
+            name: each for name, each in UNREADABLE.items() if name != "without its header" or "admin" not in target
+        }
+        await asyncio.gather(*(refuse(name, *each) for name, each in cases.items()))
+        assert not engine.requests
+
+
+async def test_head_is_served_where_get_is(gateway: GatewayHarness) -> None:
+    await gateway.publish(route("m"))
+    paths = ("/v1/models", "/v1/models/m", "/openapi.json", "/v1/limits", "/props", "/v1/admin/history", "/health")
+    for path in (*paths, "/models/sse", "/v1/models/"):
+        async with gateway.request("HEAD", path) as head_answer:
+            assert (head_answer.status, await head_answer.read()) == (200, b""), path
+            kind = head_answer.headers["content-type"]
+        if path != "/models/sse":
+            async with gateway.get(path) as answer:
+                assert (answer.status, answer.headers["content-type"]) == (200, kind), path
+    refused = {"/v1/models/x": 404, "/v1/nothing": 404, "/v1/embeddings": 405, "/slots": 405, "/props?model=m": 405}
+    for path, status in refused.items():
+        async with gateway.request("HEAD", path) as head_answer:
+            assert head_answer.status == status, path
+
+
+async def test_spare_slashes_are_served_or_explained(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url]))
+    for target in (
+        "/v1/chat/completions/",
+        "//v1/chat/completions",
+        "/v1//chat///completions//?x=/",
+        "/chat/completions/",
+    ):
+        async with raw(gateway) as client:
+            client.write(request(target=target))
+            assert (await client.answer()).status == 200, target
+    assert {seen.path for seen in engine.requests} == {"/v1/chat/completions"}
+    for target in ("/v1/models/", "//v1/models", "/v1//models/m", "/v1/admin/models/"):
+        assert (await gateway.get(target)).status == 200, target
+    # A client whose id is empty must not delete all that there is.
+    for method, target in (
+        ("DELETE", "/v1/documents/"),
+        ("DELETE", "/v1/conversations//"),
+        ("GET", "/v1/v1/models"),
+    ):
+        reply = await gateway.request(method, target)
+        assert reply.refusal[1] in ("unknown_route", "method_not_allowed"), target
+    hint = error_of(await gateway.get("/v1/v1/models")).message
+    assert "leave out one" in hint
+    assert "Try /v1/nothing," in error_of(await gateway.get("/v1/nothing/")).message
+
+
+async def test_a_prefix_of_a_proxy_is_taken_off(engine: MockEngine) -> None:
+    async with gateway_harness(path_prefix="/llm/v2") as gateway:
+        await gateway.publish(route("m", [engine.url]))
+        for target in ("/llm/v2/v1/chat/completions", "/v1/chat/completions", "/llm/v2/chat/completions/"):
+            assert (await gateway.request("POST", target, data=BODY)).status == 200, target
+        assert (await gateway.request("POST", "/llm/v2x/v1/chat/completions", data=BODY)).status == 404
+        assert {seen.path for seen in engine.requests} == {"/v1/chat/completions"}
+        for target in ("/llm/v2/v1/models", "/llm/v2/health", "/llm/v2/", "/v1/models"):
+            assert (await gateway.get(target)).status == 200, target
+        for query in ("", "?x=1"):
+            async with gateway.get(f"/llm/v2{query}", allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["location"]) == (308, f"/llm/v2/{query}")
+        async with gateway.get("/llm/v2/openapi.json") as answer:
+            assert (await answer.json())["servers"] == [{"url": "/llm/v2"}]
 
 
 async def test_an_http_1_0_request_ends_its_connection_whatever_its_framing() -> None:
@@ -208,14 +302,15 @@ async def test_trailers_are_no_headers(gateway: GatewayHarness, engine: MockEngi
 TARGETS = {
     200: [
         *("http://localhost/v1/chat/completions", "HTTP://LOCALHOST:80/v1/chat/completions"),
+        *("//v1/chat/completions", "/v1/chat/completions/"),
         *("/v1/%63hat/completions", "/v1/chat%2fcompletions", "/v1/chat/completions?x=%00%0d%0a"),
     ],
     403: ["http://evil.example/v1/chat/completions"],
     405: ["http://localhost", "http://localhost?/v1/chat/completions"],
     404: [
-        *("/v1/%2563hat/completions", "//v1/chat/completions", "//localhost/v1/chat/completions"),
+        *("/v1/%2563hat/completions", "//localhost/v1/chat/completions"),
         *("/v1/x/../chat/completions", "/v1/x/%2e%2e/chat/completions", "/v1/./chat/completions"),
-        *("/v1/chat/completions/", "/v1/chat/completions%00", "/v1/chat/completions%0a", "/v1/chat/completions;x"),
+        *("/v1/chat/completions%00", "/v1/chat/completions%0a", "/v1/chat/completions;x"),
         *("/v1/chat/completions%3f", "/V1/chat/completions", "/health/../v1/chat/completions"),
         *("/metrics/..%2fv1/chat/completions", "/v1/%zz", "*"),
     ],

@@ -240,6 +240,31 @@ async def test_a_tool_that_must_be_called_is(engine: Engine, sdk: Sdk) -> None:
             assert read(joined(await sdk.chunks(**asked))[2])[:1] == [(name, {"city": city})]
 
 
+async def test_functions_of_before_2023_and_custom_tools_are_called(engine: Engine, sdk: Sdk) -> None:
+    beta = tool("beta", "Rome")["function"]
+    asked: dict[str, Any] = {"functions": [beta, {"name": "other"}], "function_call": {"name": "beta"}}
+    answer = (await sdk.create(**asked, max_tokens=200)).choices[0]
+    assert (answer.finish_reason, answer.message.tool_calls) == ("function_call", None)
+    assert (answer.message.function_call.name, json.loads(answer.message.function_call.arguments)) == (
+        *("beta", {"city": "Rome"}),
+    )
+    deltas = [chunk.choices[0].delta.function_call for chunk in await sdk.chunks(**asked, max_tokens=200)]
+    parts = [each for each in deltas if each is not None]
+    assert "".join(each.name or "" for each in parts) == "beta"
+    assert json.loads("".join(each.arguments or "" for each in parts)) == {"city": "Rome"}
+    turns = [
+        {"role": "assistant", "content": None, "function_call": answer.message.function_call.model_dump()},
+        {"role": "function", "name": "beta", "content": "rain"},
+    ]
+    assert (await sdk.create("plain", [*HI, *turns], functions=[beta], function_call="none")).choices[
+        0
+    ].finish_reason == "stop"
+    custom = [{"type": "custom", "custom": {"name": "shell"}}]
+    choice = {"type": "custom", "custom": {"name": "shell"}}
+    message = (await sdk.create(tools=custom, tool_choice=choice, max_tokens=100)).choices[0].message
+    assert [(call.type, call.custom.name) for call in message.tool_calls] == [("custom", "shell")]
+
+
 async def test_structured_output_is_parsed_and_streamed(sdk: Sdk) -> None:
     answer = await sdk.parse("plain", Place)
     assert answer.choices[0].message.parsed == Place(city="Paris", rank=1)

@@ -196,8 +196,8 @@ async def test_errors_on_paths_of_messages_have_anthropics_form(path: str, gatew
         ("PUT", "/props", "GET, POST"),
         ("DELETE", "/lora-adapters", "GET, POST"),
         ("GET", "/v1/messages", "POST"),
-        ("POST", "/v1/models/m", "GET"),
-        ("PUT", "/v1/responses/resp_1", "DELETE, GET"),
+        ("POST", "/v1/models/m", "GET, HEAD"),
+        ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
         ("POST", "/health", "GET, HEAD"),
     ],
 )

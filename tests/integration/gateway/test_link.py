@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +21,7 @@ from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving
 from tests.fakes.mock_engine import MockEngine
 from tests.support.campaign import campaign_count
+from tests.support.queueing import key
 from tests.support.wait import until
 
 
@@ -124,6 +126,21 @@ async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(gateway.controller.reports) == start
         await gateway.publish(route("m", [engine.url]))
         assert set(gateway.controller.reports[-1].last_used) == {"m"}
+
+
+async def test_the_last_use_of_each_key_is_reported_as_long_as_it_is_declared(gateway: GatewayHarness) -> None:
+    async with engines(1) as (engine,):
+        keys = (key("alice"), key("bob"), key("carol"))
+        await gateway.publish(route("m", [engine.url]), keys=keys)
+        before = time.time()
+        assert (await gateway.chat(key="secret-alice")).status == 200
+        assert (await gateway.get("/v1/models", key="secret-bob")).status == 200
+        assert (await gateway.get("/v1/models", key="secret-nobody")).status == 401
+        report = await gateway.controller.report_where(lambda report: set(report.keys_used or ()) == {"alice", "bob"})
+        assert report.keys_used is not None
+        assert all(before <= at <= time.time() for at in report.keys_used.values())
+        await gateway.publish(route("m", [engine.url]), keys=keys[1:])
+        await gateway.controller.report_where(lambda report: set(report.keys_used or ()) == {"bob"})
 
 
 async def test_reports_go_even_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ SEES = Capabilities(
     forced_tools=False,
 )
 CHATS = ("/v1/chat/completions", "/props")
-LOADED = ("loading", "loaded")
+ROUTER_STATES = {"loading": "loading", "loaded": "loaded", "unloading": "loaded"}
+"""llama-server's word for each state of ours; each other state is its `unloaded`."""
 
 
 def seeing(**fields: Any) -> ModelRoute:
@@ -76,14 +77,28 @@ async def test_everything_that_is_told_of_a_model(gateway: GatewayHarness) -> No
     assert "/v1/embeddings" not in served
     assert (other["state"], other["context_length"], other["apis"]) == ("unloaded", None, [])
     assert {name: value for name, value in listed.items() if name != "data"} == {
-        "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b"
+        "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b", "default_model": None
     }  # fmt: skip
     for name in ("org/m:8b", "m", "gpt-4o"):
         assert (await gateway.get(f"/v1/models/{name}")).success == one | {"apis": served}, "under its own name"
     await gateway.publish()
     assert (await gateway.get("/v1/models")).success == {
-        "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
+        "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None, "default_model": None
     }  # fmt: skip
+
+
+async def test_the_default_model_is_told_by_its_name_to_those_who_may_use_it() -> None:
+    async with gateway_harness(default_model="gpt-4o") as gateway:
+        await gateway.publish(seeing(), route("b"))
+        assert (await gateway.get("/v1/models")).success["default_model"] == "org/m:8b"
+        await gateway.publish(seeing(), route("b"), keys=(key("all"), key("some", models=("b",))))
+        told = [
+            (await gateway.get("/v1/models", headers={"Authorization": f"Bearer secret-{name}"})).success[
+                "default_model"
+            ]
+            for name in ("all", "some")
+        ]
+        assert told == ["org/m:8b", None]
 
 
 async def test_why_a_model_is_not_loaded_is_told_without_paths_and_addresses() -> None:
@@ -115,7 +130,7 @@ async def test_the_list_of_llama_servers_router(gateway: GatewayHarness) -> None
         assert model == own[model["id"]]
         failed = model["state"] == "failed"
         assert model["status"] == {
-            "value": model["state"] if model["state"] in LOADED else "unloaded",
+            "value": ROUTER_STATES.get(model["state"], "unloaded"),
             "args": [],
             "failed": failed,
             "exit_code": 1 if failed else None,

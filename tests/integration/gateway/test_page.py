@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 from collections.abc import AsyncIterator
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from cli.up.run import FirstModelWatcher
+from cli.up.supervisor import Announcer
 from gateway.page.page_files import INDEX, security_headers
+from tests.fakes.fake_control_api import FakeControlApi
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.queueing import key
@@ -160,6 +164,31 @@ async def test_a_page_that_is_built_later_is_served_without_a_restart(tmp_path: 
         os.utime(folder / INDEX, ns=(1, 1))  # a file system may tell two builds of one moment apart or not
         assert (await gateway.get("/")).text == "<!doctype html> newer"
         assert (await gateway.get("/page/assets/index-b2.js")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("built", "The page is at {url}/\n"),
+        ("not built", "roundhouse: the page is not built: `make page` builds it, and {url}/ has it then\n"),
+        ("off", ""),
+    ],
+)
+async def test_up_says_where_the_page_is(
+    page: str, said: str, built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = built if page == "built" else tmp_path / "nothing"
+    async with (
+        gateway_harness(page=page != "off", page_folder=folder) as gateway,
+        FakeControlApi(tmp_path / "c.sock") as controller,
+        asyncio.timeout(20),
+    ):
+        await gateway.publish(route("chat", ["http://127.0.0.1:9"], apis=("/v1/chat/completions",)))
+        await FirstModelWatcher(controller.url, gateway.url, tmp_path, Announcer(as_json=False)).run()
+        out, err = capfd.readouterr()
+        assert "chat is ready" in out
+        lines = [line for line in (out + err).splitlines(keepends=True) if "the page" in line.lower()]
+        assert "".join(lines) == said.format(url=gateway.url)
 
 
 async def test_other_methods_are_no_routes(gateway: GatewayHarness) -> None:

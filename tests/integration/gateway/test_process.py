@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -98,6 +101,91 @@ async def test_after_the_grace_a_stream_is_told_and_the_process_ends() -> None:
         assert code == 0, output
         assert "Traceback" not in output
         await until(lambda: engine.cancelled == 1)
+
+
+async def test_a_connection_that_was_just_opened_gets_its_answer_though_the_stop_has_begun() -> None:
+    async with running() as (process, gateway):
+        await gateway.publish()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        assert await gateway.get("/health")  # another connection, accepted later
+        process.terminate()
+        await until(lambda: gateway.controller.reports[-1].draining, "the stop has begun")
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert (await ended(process))[0] == 0
+
+
+@contextlib.asynccontextmanager
+async def taking_over(
+    listener: socket.socket, **settings: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
+    """A process that takes over, and what it writes once it serves."""
+    read_end, write_end = os.pipe()
+    process = await start(("listener", listener.fileno()), ("ready", write_end), **settings)
+    os.close(write_end)
+    ready = asyncio.StreamReader()
+    with open(read_end, "rb", buffering=0) as pipe:  # noqa: PTH123, ASYNC230 - a descriptor
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ready), pipe)
+        try:
+            yield process, ready
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def test_a_process_that_takes_over_serves_at_once_and_waits_for_what_the_old_one_stores(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings = {"ROUNDHOUSE_PORT": str(listener.getsockname()[1]), "ROUNDHOUSE_STATE": str(folder)}
+        async with running(("listener", listener.fileno()), **settings) as (old, gateway), engines(1) as (engine,):
+            await gateway.publish(route("m", [engine.url]))
+            named = {"x-conversation-id": "talk"}
+            stream: Any = gateway.post(
+                "/v1/chat/completions",
+                {"model": "m", "messages": [], "stream": True, "fault": "pause_until_release"},
+                headers=named,
+            )
+            async with stream as response:
+                first = await response.content.readany()
+                settings["ROUNDHOUSE_CONTROLLER_URL"] = gateway.controller.url
+                async with taking_over(listener, **settings) as (new, ready):
+                    assert await ready.readline()
+                    await until(lambda: any(each.takes_over for each in gateway.controller.reports), "it says so")
+                    old.terminate()
+                    await until(lambda: any(each.draining for each in gateway.controller.reports), "the old one ends")
+                    async with gateway.chat() as answer:  # the new one needs nothing of the old one for it
+                        assert answer.status == 200
+                    read = asyncio.create_task(gateway.get("/v1/stream/talk").__aenter__())
+                    kept = asyncio.create_task(gateway.post("/v1/responses", model="m", input="Hi").__aenter__())
+                    looked_up = asyncio.create_task(gateway.get("/v1/responses/resp_none").__aenter__())
+                    async with gateway.chat() as answer:
+                        assert answer.status == 200
+                    assert [read.done(), looked_up.done()] == [False, False]
+                    engine.release.set()
+                    told = first + await response.read()
+                    async with await read as again:
+                        assert await again.read() == told
+                    async with await looked_up as answer:
+                        assert answer.status == 404
+                    async with await kept as answer:
+                        made = await answer.json()
+                    async with gateway.get(f"/v1/responses/{made['id']}") as answer:
+                        assert (await answer.json())["output"] == made["output"]
+                    assert (await ended(old))[0] == 0
+                    new.terminate()
+                    assert (await ended(new))[0] == 0
+
+
+async def test_a_process_that_gets_no_table_takes_nothing_over(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings = {"ROUNDHOUSE_PORT": str(listener.getsockname()[1]), "ROUNDHOUSE_STATE": str(folder)}
+        async with taking_over(listener, **settings) as (process, ready):
+            code, output = await ended(process)
+            assert code == 1
+            assert "no routing table came from the controller: nothing is taken over" in output
+            assert await ready.read() == b""
 
 
 async def test_it_answers_at_each_address_and_connections_to_others_are_refused() -> None:

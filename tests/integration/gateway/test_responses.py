@@ -133,7 +133,7 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
     events = await make(**body, stream=True)
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert json.loads("".join(deltas)) == {"city": "Paris"}
-    assert "".join(event.delta for event in events if event.type == "response.reasoning.delta") == THOUGHT
+    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHT
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ async def test_a_reader_that_comes_back_loses_nothing(gateway: GatewayHarness) -
         await reader.next()
         last_id = reader.last_id
     await gateway.publish(route("m", state=ModelState.LOADED))
-    await gateway.publish(route("m", state=ModelState.UNLOADING))
+    await gateway.publish(route("m", state=ModelState.UNLOADING))  # no event: `unloaded` means that a load is allowed
+    await gateway.publish(route("m", state=ModelState.UNLOADED))
     async with following(gateway, last_id) as reader:
         assert [(await reader.next() or {})["data"]["status"] for _ in range(2)] == ["loaded", "unloaded"]
     name, _, number = last_id.rpartition(".")
@@ -82,7 +83,7 @@ async def test_a_reader_that_comes_back_loses_nothing(gateway: GatewayHarness) -
         async with following(gateway, of_another) as reader:
             assert await reader.next() == {"model": "*", "event": "models_reload"}, "it may have missed any"
             resumed_id = reader.last_id
-    await gateway.publish(route("m", state=ModelState.UNLOADED), route("n"))
+    await gateway.publish(route("m", state=ModelState.LOADED), route("n"))
     async with following(gateway, resumed_id) as reader:
         assert [(await reader.next() or {})["event"] for _ in range(2)] == ["models_reload", "model_status"]
 
@@ -221,7 +222,9 @@ async def test_what_cannot_be_downloaded_is_not_declared(gateway: GatewayHarness
 async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours(gateway: GatewayHarness, fake: FakeDownloads) -> None:
     await gateway.publish(
         route("files", state=ModelState.UNLOADED, source=PINNED),
-        route("hand", state=ModelState.UNLOADED),
+        route("hand", state=ModelState.UNLOADED, is_runtime_declared=True),
+        route("yard", state=ModelState.UNLOADED),
+        route("yard-loaded"),
         route("loaded", source=PINNED),
         route("loading", state=ModelState.LOADING, source=PINNED),
         route("m", state=ModelState.UNLOADED, source=PINNED),
@@ -233,6 +236,8 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours(gateway: Gatew
         ("loading", "state_conflict"),
         ("hand", "models_file_kept"),
         ("files", "declared_in_files"),
+        ("yard", "declared_in_files"),
+        ("yard-loaded", "declared_in_files"),
         ("nobody", "unknown_model"),
     ):
         assert (await gateway.request("DELETE", "/models", params={"model": model})).code == code

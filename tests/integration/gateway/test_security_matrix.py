@@ -299,8 +299,8 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
             spellings = [encoded, f"/{target}", target.upper()]
             spellings += [target + end for end in ("/", "%00", ";x", "%3fx", "/../health")]
             spellings += [start + target for start in ("/health/..", "/metrics/%2e%2e", "/health%2f..")]
-            if asked.kind == "ungated":
-                spellings = spellings[1:]
+            if asked.kind == "ungated":  # the first of these are read as the same path
+                spellings = [each for each in spellings if each not in (encoded, f"/{target}", f"{target}/")]
             for spelling in spellings:
                 status, _, text = await send(gateway, asked, {}, spelling)
                 assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), (asked, spelling)

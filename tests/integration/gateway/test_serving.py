@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contract.admin import Capabilities
-from contract.errors import ERROR_CODES
+from contract.errors import ERROR_CODES, fill_steps
 from contract.routing import ModelRoute
 from contract.status import ModelState
 from tests.fakes.fake_controller import route
@@ -373,7 +373,7 @@ async def test_every_state_that_refuses(
             shown = {name.lower(): value for name, value in reply.headers.items()}
             assert headers.items() <= shown.items()
             assert absent.isdisjoint(shown)
-            assert error.next_steps == list(ERROR_CODES[code].next_steps) != []
+            assert error.next_steps == fill_steps(ERROR_CODES[code].next_steps, {"model": model.name}) != []
             assert ("(40 %)" in error.message) is (model.progress is not None)
             assert ("no such file" in error.message) is (model.last_error is not None)
 

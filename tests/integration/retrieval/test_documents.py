@@ -128,13 +128,20 @@ async def test_a_filtered_list_is_read_in_parts(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("retrieval.documents.SCANNED_AT_ONCE", 4)
     async with retrieval_harness(tmp_path) as harness:
         for number in range(23):
-            metadata = {"year": 2000 + number, "tags": ["x", f"t{number % 5}"]}
+            metadata = {
+                "year": 2000 + number,
+                "tags": ["x", f"t{number % 5}"],
+                "date": f"2024-03-{number + 1:02}T23:00-02:00",
+            }
             await harness.request(
                 "POST", "/v1/documents", {"text": f"N {number}.", "id": f"d{number:02}", "metadata": metadata}
             )
         wanted = {
             '{"tags": "t1"}': [1, 6, 11, 16, 21],
             '{"type": "gte", "key": "year", "value": 2019}': [19, 20, 21, 22],
+            '{"type": "gte", "key": "date", "value": "2024-03-21"}': [19, 20, 21, 22],
+            '{"type": "lt", "key": "date", "value": "2024-03-02T02:00:00+01:00"}': [],
+            '{"type": "lte", "key": "date", "value": "2024-03-02T02:00:00+01:00"}': [0],
             '{"type": "and", "filters": [{"type": "lt", "key": "year", "value": 2010.5}, '
             '{"type": "nin", "key": "tags", "value": ["t0", "t1", "t2"]}]}': [3, 4, 8, 9],
             '{"tags": "none"}': [],

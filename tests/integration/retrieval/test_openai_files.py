@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from openai.types import FilePurpose
 
 from cli.rag.command import status_lines
 from contract.files import OWN_DOCUMENTS
@@ -89,6 +90,25 @@ async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> 
         await alice.vector_stores.files.delete(file.id, vector_store_id=store.id)
         assert [hit async for hit in alice.vector_stores.search(store.id, query="coal")] == []
         assert (await alice.files.retrieve(file.id)).id == file.id
+
+
+async def test_new_attributes_leave_a_searchable_file_completed(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, __):
+        file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
+        bad = await alice.files.create(file=("c.txt", b"\x00\x01\x02binary" * 100), purpose="assistants")
+        store = await alice.vector_stores.create()
+        files = alice.vector_stores.files
+        await files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        # Also while the former ones are being written.
+        for year in (1900, 1950, 1950, 2000):
+            changed = await files.update(file.id, vector_store_id=store.id, attributes={"year": year})
+            assert (changed.status, changed.attributes, changed.last_error) == ("completed", {"year": year}, None)
+        assert (await files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)).status == "completed"
+        late = alice.vector_stores.search(store.id, query="coal", filters={"type": "gt", "key": "year", "value": 1990})
+        assert [hit.file_id async for hit in late] == [file.id]
+        await files.create_and_poll(bad.id, vector_store_id=store.id, poll_interval_ms=20)
+        tried = await files.update(bad.id, vector_store_id=store.id, attributes={"year": 1})
+        assert tried.status == "in_progress", "nothing of it can be found"
 
 
 async def test_batches_are_polled_and_a_bad_file_is_told(tmp_path: Path) -> None:
@@ -235,6 +255,15 @@ async def test_bad_input_is_named(tmp_path: Path) -> None:
         store = await alice.vector_stores.create()
         with pytest.raises(openai.BadRequestError, match="`purpose` must be one of"):
             await alice.files.create(file=("a.txt", b"x"), purpose="other")  # type: ignore[arg-type]
+        unserved: tuple[FilePurpose, ...] = ("batch", "fine-tune", "evals")
+        for purpose in unserved:
+            with pytest.raises(openai.BadRequestError, match=f"assistants, user_data, vision.*for {purpose}") as caught:
+                await alice.files.create(file=("a.jsonl", b"{}"), purpose=purpose)
+            assert (caught.value.code, caught.value.param) == ("invalid_request", "purpose")
+        assert [each.id async for each in alice.files.list(purpose="batch")] == []
+        served: tuple[FilePurpose, ...] = ("assistants", "user_data", "vision")
+        for purpose in served:
+            assert (await alice.files.create(file=("a.txt", b"x"), purpose=purpose)).purpose == purpose
         with pytest.raises(openai.BadRequestError, match="The document is empty"):
             await alice.files.create(file=("a.txt", b""), purpose="assistants")
         with pytest.raises(openai.NotFoundError, match="There is no file 'file-x'"):

@@ -21,9 +21,9 @@ from retrieval.vector_store.base import (
     SearchScope,
     VectorStore,
 )
-from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.server import ServerStore
+from retrieval.vector_store.tokenizer import Bm25Options
 from tests.fakes.fake_qdrant_server import FakeQdrantServer
 
 KINDS = ("edge", "server")
@@ -272,8 +272,10 @@ async def test_filters_compare_attributes(store: VectorStore) -> None:
         "dense",
         [
             make_point(1, attributes={"lang": "en", "year": 2024, "tags": ["a", "b"], "draft": True}),
-            make_point(2, attributes={"lang": "de", "year": 2024.0, "tags": ["b"]}),
-            make_point(3, attributes={"lang": "1", "year": 1, "a b.c:d/e-f": 0.5}),
+            make_point(
+                2, attributes={"lang": "de", "year": 2024.0, "tags": ["b"], "at": ["x", "2024-03-01T01:00+02:00"]}
+            ),
+            make_point(3, attributes={"lang": "1", "year": 1, "a b.c:d/e-f": 0.5, "at": "2024-03-01"}),
             make_point(4),
         ],
     )
@@ -286,6 +288,11 @@ async def test_filters_compare_attributes(store: VectorStore) -> None:
         ({"tags": ["a", "c"]}, {1}),
         ({"tenant": "t"}, set()),
         ({"type": "gte", "key": "year", "value": 2}, {1, 2}),
+        ({"type": "gte", "key": "at", "value": "2024-03-01T00:00:00Z"}, {3}),
+        ({"type": "lt", "key": "at", "value": "2024-03-01"}, {2}),
+        ({"type": "gt", "key": "at", "value": 0}, set()),
+        ({"type": "gt", "key": "year", "value": "1970-01-01"}, set()),
+        ({"at": "2024-03-01"}, {3}),
         ({"type": "lt", "key": "a b.c:d/e-f", "value": 1}, {3}),
         ({"type": "ne", "key": "lang", "value": "en"}, {2, 3, 4}),
         ({"type": "nin", "key": "tags", "value": ["a"]}, {2, 3, 4}),
@@ -321,16 +328,22 @@ async def test_versions_are_deleted_with_all_their_points(store: VectorStore) ->
 
 async def test_a_collection_keeps_its_language(store: VectorStore) -> None:
     spec = CollectionSpec("german", None, Bm25Options("german"))
+    first = CollectionSpec("first", None, Bm25Options("english", version=1))
+    await store.create_collection(first)
     await store.create_collection(spec)
     await store.create_collection(spec)
-    assert spec in await store.list_collections()
+    assert {spec, first} <= {*await store.list_collections()}
     with pytest.raises(CollectionMismatchError, match="german"):
         await store.create_collection(CollectionSpec("german", None))
-    for name in ("german", "words"):
+    for name in ("german", "words", "first"):
         await store.upsert_points(name, [make_point(1, "die Häuser", None), make_point(2, "house", None)])
     assert versions(await store.search_sparse("german", "Haus", scope(), 10)) == [1]
-    assert versions(await store.search_sparse("german", "die", scope(), 10)) == []
-    assert versions(await store.search_sparse("words", "Haus", scope(), 10)) == []
+    assert versions(await store.search_sparse("german", "die", scope(), 10)) == [1]
+    assert versions(await store.search_sparse("german", "die und", scope(), 10)) == [1]
+    assert versions(await store.search_sparse("german", "die Tür", scope(), 10)) == []
+    assert versions(await store.search_sparse("words", "Haus", scope(), 10)) == [1]
+    assert versions(await store.search_sparse("first", "Haus", scope(), 10)) == []
+    assert versions(await store.search_sparse("first", "houses", scope(), 10)) == [2]
     assert versions(await store.search_sparse("words", "houses", scope(), 10)) == [2]
 
 

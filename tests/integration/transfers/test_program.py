@@ -79,10 +79,12 @@ def test_what_it_cannot_start_with_is_told_in_one_line(tmp_path: Path) -> None:
     code, words = refuse(MODELS=str(models), TRANSFERS_LISTEN=socket, TRANSFERS_ALLOW_HOSTS="a/b")
     assert (code, "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS" in words) == (2, True)
     folder = ModelsFolder(models, 0)
-    folder.open()
+    folder.open("process 7, which listens on unix:there")
     try:
         code, words = refuse(MODELS=str(models), TRANSFERS_LISTEN=socket)
         assert (code, str(models) in words) == (4, True)
+        assert "another Roundhouse (process 7, which listens on unix:there)" in words
+        assert "set ROUNDHOUSE_DOWNLOADS=off" in words
     finally:
         folder.close()
     (tmp_path / "file").touch()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from retrieval.catalog.conditions import ANY, build_filter_condition
 from retrieval.filters import Combination, Comparison, Filter, matches_filter
 from retrieval.vector_store.base import AttributeValue, Point, SearchScope
-from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.shard_process import Shard
 from retrieval.vector_store.payload import make_attribute_filter, make_payload, make_search_filter, make_tenant_filter
+from retrieval.vector_store.tokenizer import Bm25Options
 from tests.properties.retrieval.strategies import attributes, filters, keys, numbers, texts
 
 

@@ -247,7 +247,6 @@ class ComposeStage:
         }
         self.left_out = {
             "up killed, then down and up": "dockerd keeps the programs running, not `up`",
-            "gateway killed, its port taken": "the port is docker-proxy's, which the gateway's end leaves alone",
         }
         if self.disk is None:
             self.left_out["disk full"] = "no small disk could be mounted"

@@ -8,11 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -26,8 +22,6 @@ from tests.support.wait import until
 
 LONGEST_STOP_S = 2.5
 """Most seconds of a SIGSTOP."""
-LONGEST_HOLD_S = 3.0
-"""Most seconds that somebody else holds the gateway's port."""
 ALIAS = "alias-of-one"
 JUMPS_S = (40 * 86_400, -3600)
 SWEEP_S = 11.0
@@ -318,26 +312,6 @@ async def fill_disk(chaos: Chaos, fault: Fault) -> set[str]:
     return {engine.name}
 
 
-async def take_port(chaos: Chaos, fault: Fault) -> set[str]:
-    """The gateway is killed, and before it is started again somebody else has its port, for some seconds."""
-    at, _ = await chaos.kill_program(fault, "gateway")
-    with _listening(chaos.stage.url):
-        await chaos.last(chaos.dice.uniform(1, LONGEST_HOLD_S))
-    await chaos.wait_for_gateway(fault, at, chaos.now())
-    return set()
-
-
-@contextmanager
-def _listening(url: str) -> Iterator[None]:
-    """On the gateway's address. Who connects gets no answer, and is cut in the end."""
-    place = urlsplit(url)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((place.hostname, place.port))
-        taken.listen()
-        yield
-
-
 async def delete_file(chaos: Chaos, fault: Fault) -> set[str]:
     """A file is deleted under the programs, and its owner is killed: it is made anew. An engine that is killed then is
     followed by one that requests reach, so what the controller says is still believed."""
@@ -522,7 +496,6 @@ KINDS: tuple[Kind, ...] = (
     Kind("dockerd killed", kill_dockerd),
     Kind("disk full", fill_disk, 4),
     Kind("wall clock moved, and a program killed", move_clock, 2),
-    Kind("gateway killed, its port taken", take_port),
     Kind("file deleted, its owner and an engine killed", delete_file, 2),
     Kind("desired file broken and mended", break_desired_file),
     Kind("desired folder moved and back", move_desired_folder),

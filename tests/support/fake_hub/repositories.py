@@ -69,6 +69,9 @@ class HubRepository:
     """Whether the files are for tokens alone; the repository itself is seen by all."""
     private: bool = False
     """Whether nothing of it is seen without a token."""
+    downloads: int = 22
+    """Of the last 30 days."""
+    licence: str = "apache-2.0"
     tags: dict[str, str] = field(default_factory=dict)
     """Commit by tag."""
     commits: dict[str, dict[str, HubFile]] = field(init=False, default_factory=dict)

@@ -80,6 +80,8 @@ class HubAnswers:
         if path == "/api/whoami-v2":
             known = request.token is not None
             return _send_json({"name": "tester", "type": "user"}) if known else _refuse(401, None, "No token")
+        if path == "/api/models":
+            return self._answer_search(request)
         if found := re.fullmatch(r"/v2/([^/]+/[^/]+)/manifests/(.+)", path):
             return self._answer_manifest(request, *found.groups())
         if found := re.fullmatch(r"/api/resolve-cache/models/([^/]+/[^/]+)/([^/]+)/(.+)", path):
@@ -138,6 +140,20 @@ class HubAnswers:
         return _send_json(
             _describe_model(repository, commit, with_blobs=request.query.get("blobs") in ("true", "True"))
         )
+
+    def _answer_search(self, request: Request) -> Answer:
+        """The list of models, with what `expand` names of each, as the hub has it: no sizes of files."""
+        fields = parse_qs(urlsplit(request.target).query)
+        words = request.query.get("search", "").lower().split()
+        rows = []
+        for repository in self._repositories.values():
+            row = _describe_model(repository, repository.head, with_blobs=False)
+            is_shown = not repository.private or request.token is not None
+            is_named = all(word in repository.name.lower() for word in words)
+            if is_shown and is_named and set(fields.get("filter", ())) <= set(row["tags"]):
+                rows.append({name: row[name] for name in ("_id", "id", *fields.get("expand", ()))})
+        rows.sort(key=lambda row: -row.get("downloads", 0))
+        return _send_json(rows[: int(request.query.get("limit", "1000"))])
 
     def _list_tree(
         self, request: Request, name: str, files: Mapping[str, HubFile], folder: str, *, is_recursive: bool
@@ -235,9 +251,12 @@ def _describe_model(repository: HubRepository, commit: str, *, with_blobs: bool)
         "private": repository.private,
         "gated": "manual" if repository.gated else False,
         "disabled": False,
-        "downloads": 22,
+        "downloads": repository.downloads,
         "likes": 1,
-        "tags": ["gguf"],
+        "tags": [
+            *sorted({each.path.rpartition(".")[2] for each in files} & {"gguf", "safetensors"}),
+            f"license:{repository.licence}",
+        ],
         "siblings": [_describe_sibling(file) if with_blobs else {"rfilename": file.path} for file in files],
     }
 

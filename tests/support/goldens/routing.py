@@ -140,6 +140,7 @@ def make_report() -> Any:
         waits_since={"on-demand": NOW - 4},
         prefill={"loaded": PrefillTokens(requests=1, processed=256, total=1606)},
         last_used={"loaded": NOW - 1.5},
+        keys_used={"ci": NOW - 1.5},
         demand={"on-demand": NOW - 4},
         leaving={"rh-golden-unloading-0-01234567-1": {"req-1": NOW - 60}},
         ending=True,

@@ -69,7 +69,7 @@ async def test_commands_options_and_kinds() -> None:
     assert await completed("roundhouse un") == (["unload"], "")
     assert await completed("roundhouse load --rep") == (["--replicas"], "")
     assert sorted((await completed("roundhouse events --kind "))[0]) == sorted(get_args(EventKind))
-    assert await completed("roundhouse key ") == (["new"], "")
+    assert await completed("roundhouse key ") == (["new", "ls", "revoke"], "")
     assert await completed("roundhouse key new ci --scope ") == (["inference", "admin"], "")
     assert await completed("roundhouse key new ci --tier de") == (["default"], "")
 

@@ -129,10 +129,10 @@ async def test_what_is_lost_is_said_and_the_rest_goes_on(api: FakeControlApi) ->
 
 
 async def test_a_question_that_is_refused_is_not_asked_again(api: FakeControlApi, cli: Cli) -> None:
-    api.refusal = RoundhouseError("schema_violation", "`kind` is no kind.", param="kind")
+    api.refusal = RoundhouseError("schema_violation", "kind is no kind.", param="kind")
     code, _, err = await cli("events", "-f", "--kind", "state")
     assert (code, len(questions(api))) == (ExitCode.FAILED, 1)
-    assert "`kind` is no kind." in err
+    assert "kind is no kind." in err
 
 
 @pytest.mark.parametrize("command", ["events", "history"])

@@ -1,8 +1,9 @@
-"""`roundhouse key new`, and docs/keys.md."""
+"""`roundhouse key`, and docs/keys.md."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import get_args
 import pytest
 
 from cli.output import ExitCode
+from contract.declarations import DeclarationsView, RuntimeDeclaration
 from contract.keys import KeyDefinition, KeyScope, ServiceTier
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.parse import parse_folder, read_folder
 from controller.routing_table import build_keys
 from gateway.tenancy.api_keys import KeyRing
-from tests.support.cli import Roundhouse
+from tests.fakes.fake_control_api import FakeControlApi, model, status
+from tests.support.cli import Cli, Roundhouse
 from tests.support.doc_tables import DOCS, field_rows, rows_of
 
 SECRET = re.compile(r"rh-[A-Za-z0-9_-]{43}")
@@ -39,6 +42,8 @@ def test_the_lines_are_a_file_and_the_secret_opens_the_key(
     [secret] = SECRET.findall(err)
     assert (code, out) == (ExitCode.DONE, f"keys:\n  ci:\n    sha256: {sha256(secret.encode()).hexdigest()}\n")
     assert secret not in out
+    assert "every request needs one" in err
+    assert "`roundhouse key new me --scope inference --scope admin --tenant default`" in err
     assert list(tmp_path.iterdir()) == [], "nothing is written"
     ring = KeyRing.of(build_keys(declare(tmp_path, out)))
     assert ring.authenticate_key([(b"authorization", b"Bearer " + secret.encode())], 0.0).name == "ci"
@@ -52,8 +57,9 @@ def test_every_option_comes_to_a_field(name: str, tmp_path: Path, roundhouse: Ro
         "--tenant 42 --weight 2.5 --rpm 60 "
         "--tpm 100000 --concurrency 4 --expires 2027-01-31T18:00:00+01:00 --tier priority --tier flex"
     )
-    code, out, _ = roundhouse("key", "new", name, *options.split())
+    code, out, err = roundhouse("key", "new", name, *options.split())
     assert code == ExitCode.DONE
+    assert "every request needs one" not in err, "this one does all"
     keys = declare(tmp_path, out)
     assert keys[name].tools == ["*", "calculate"]
     caller = KeyRing.of(build_keys(keys)).by_name[name]
@@ -90,6 +96,39 @@ def test_what_no_key_can_be(arguments: list[str], error: str, roundhouse: Roundh
     assert (code, out) == (ExitCode.USAGE, "")
     assert error in err
     assert SECRET.search(err) is None
+
+
+async def test_keys_are_listed_with_their_place_and_revoked(api: FakeControlApi, cli: Cli) -> None:
+    assert "no keys are declared" in (await cli("key", "ls")).out
+    api.status = status(model("chat"), keys=["ci", "guest", "unread"], expired_keys=["old"])
+    by_hand = RuntimeDeclaration(fields={"sha256": "0" * 64}, declared_at=0.0, actor="Ann")
+    places = {"keys.ci": "keys.yaml:3", "keys.old": "keys.yaml:9", "models.chat": "models.yaml:2"}
+    api.declarations = DeclarationsView(problems=[], keys={"guest": by_hand}, places=places)
+    assert [line.split()[:4] for line in (await cli("key", "ls")).lines] == [
+        ["KEY", "STATE", "LAST", "USE"],
+        ["ci", "in", "force", "unknown"],
+        ["guest", "in", "force", "unknown"],
+        ["old", "expired", "unknown", "keys.yaml:9"],
+        ["unread", "in", "force", "unknown"],
+    ]
+    assert (await cli("key", "ls", "--json")).json[0] == {"name": "ci", "state": "in force", "where": "keys.yaml:3"}
+    now = time.time()
+    used = {"ci": now - 60 * 3, "guest": now - 7300, "old": now - 86400 * 9}
+    api.status = api.status.model_copy(update={"keys_used": used})
+    listed = await cli("key", "ls")
+    assert [line.split("  ")[0] for line in listed.lines[1:]] == ["ci", "guest", "old", "unread"]
+    for name, words in {"ci": "3 min ago", "guest": "2 h ago", "old": "9 days ago", "unread": "never seen"}.items():
+        assert re.search(rf"^{name} .* {words} ", listed.out, re.MULTILINE), listed.out
+    as_json = (await cli("key", "ls", "--json")).json
+    assert {row["name"]: row["last_used"] for row in as_json} == {**used, "unread": None}
+    unread = await cli("key", "revoke", "unread")
+    assert (unread.code, "in force, from files that cannot be read now" in unread.err) == (ExitCode.FAILED, True)
+    in_files = await cli("key", "revoke", "ci")
+    assert (in_files.code, "declared in keys.yaml:3" in in_files.err) == (ExitCode.FAILED, True)
+    unknown = await cli("key", "revoke", "gest")
+    assert (unknown.code, "did you mean `guest`?" in unknown.err) == (ExitCode.FAILED, True)
+    assert await cli("key", "revoke", "guest") == (ExitCode.DONE, "key guest: revoked\n", "")
+    assert [each for each in api.requests if each[0] == "drop key"] == [("drop key", "guest")]
 
 
 def test_fields_scopes_tiers_and_headers_are_in_the_docs() -> None:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.output import ExitCode
+from cli.output import SECTIONS, ExitCode
 from controller import __version__
 from controller.config.json_schema import schema_text
 from controller.config.parse import SCHEMA_FILE
@@ -97,7 +97,8 @@ def check_warnings(
 ) -> None:
     """`validate` warns so, by model, and so it does as JSON."""
     arguments = ("validate", str(folder), "--models", str(folder / "models"))
-    out = "\n".join([f"{folder}: good, with 2 warnings; {words}", *(f"warning: {line}" for line in lines), ""])
+    warned = [f"{folder}/models.yaml:1: warning: {line}" for line in lines]
+    out = "\n".join([*warned, f"{folder}: good, with 2 warnings; {words}", ""])
     assert roundhouse(*arguments) == Output(ExitCode.PENDING, out)
     as_json = roundhouse(*arguments, "--json")
     assert (as_json.code, as_json.json["ok"], as_json.json["problems"]) == (ExitCode.PENDING, True, [])
@@ -122,6 +123,27 @@ def test_validate_warns_of_models_that_could_not_be_started_here(tmp_path: Path,
     }
     lines = [f"{name} cannot be started here: {message}" for name, message in warnings.items()]
     check_warnings(roundhouse, tmp_path, "models: demo, gone, good, linked", lines, warnings)
+
+
+def test_validate_warns_of_models_that_never_have_room_here(
+    tmp_path: Path, roundhouse: Roundhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    write(
+        tmp_path,
+        "models: {fits: {backend: stub, memory_mib: 100}, huge: {backend: stub, memory_mib: 101},"
+        " wide: {backend: stub, memory_mib: 999999999}}",
+    )
+    monkeypatch.setenv("ROUNDHOUSE_ENGINES_MEMORY_MIB", "100")
+    remedy = "lower `memory_mib`, or take a smaller model"
+    warnings = {
+        name: f"it declares {mib} MiB of main memory, and engines may use 100 MiB: {remedy}"
+        for name, mib in (("huge", 101), ("wide", 999_999_999))
+    }
+    lines = [f"{name} cannot be started here: {message}" for name, message in warnings.items()]
+    check_warnings(roundhouse, tmp_path, "models: fits, huge, wide", lines, warnings)
+    monkeypatch.delenv("ROUNDHOUSE_ENGINES_MEMORY_MIB")
+    assert "101 MiB" not in roundhouse("validate", str(tmp_path)).out
 
 
 def test_validate_warns_of_names_that_hide_a_route(tmp_path: Path, roundhouse: Roundhouse) -> None:
@@ -224,11 +246,25 @@ def test_every_command_is_in_the_docs() -> None:
 def test_every_option_of_its_own_is_in_the_docs(command: str) -> None:
     help_page = CliRunner().invoke(app, [*command.split(), "--help"])
     assert help_page.exit_code == 0
-    assert "--json" in help_page.output or command == "service run"
+    assert "--json" in help_page.output or command in ("chat", "service run")
     text = (DOCS / "cli.md").read_text()
     missing = {option for option in re.findall(r"--[a-z-]+", help_page.output) if option not in text}
     # These are settings, and in docs/settings.md.
     assert missing <= {"--help", "--desired", "--models", "--runtime", "--host", "--port"}
+
+
+def test_help_is_a_screen_of_whole_lines_in_sections(roundhouse: Roundhouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = roundhouse("--help").lines
+    assert len(lines) <= 60
+    assert [line for line in lines if line.endswith(":")] == ["Options:", *(f"{each}:" for each in SECTIONS)]
+    assert set(COMMANDS) | set(GROUPS) <= {line.split()[0] for line in lines if line.startswith("  ")}
+    assert not [
+        line
+        for group in ("", *GROUPS)
+        for line in roundhouse(*group.split(), "--help").lines
+        if "..." in line and "Usage:" not in line
+    ]
 
 
 def test_every_exit_code_is_in_the_docs() -> None:
@@ -266,4 +302,4 @@ def test_a_reader_that_leaves_causes_no_traceback() -> None:
 def test_without_a_command_it_is_help(roundhouse: Roundhouse) -> None:
     code, out, _ = roundhouse()
     assert code == ExitCode.DONE
-    assert "Commands:" in out
+    assert "Serve:" in out

@@ -1,5 +1,5 @@
-"""`pull`, `models` and `rm` against a whole controller, which asks a stand-in of `transfers`; and how a download is
-shown, on a terminal and without one."""
+"""`search`, `pull`, `models` and `rm` against a whole controller, which asks a stand-in of `transfers`; and how a
+download is shown, on a terminal and without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import Progress, TextColumn
 from cli import following
 from cli.following import BarView, LineView, open_view
 from cli.output import ExitCode, duration_words, size_words
-from contract.downloads import Download, DownloadFile, Inspection
+from contract.downloads import Download, DownloadFile, FoundRepository, Inspection, ModelChoice
 from contract.errors import RoundhouseError
 from contract.model_files import DeviceFit, MemoryForecast
 from controller.downloads.service import build_fields
@@ -74,6 +74,50 @@ async def site(folder: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterato
         models = {"mine": {"model_path": "hand.gguf", "enabled": False}}
         async with running(folder, models, transfers_url=transfers.url) as controller:
             yield Site(controller, transfers, folder, Cli(capsys, "--controller", controller.url))
+
+
+async def test_search_lists_what_to_pull(site: Site) -> None:
+    choice = ModelChoice(
+        reference=REFERENCE, format="gguf", quantisation="Q8_0", main=MAIN, projector="p", file_count=2, size=2**30
+    )
+    hand = choice.model_copy(update={"reference": "hf:user/tiny-GGUF/a b.gguf", "main": "hand.gguf", "projector": None})
+    site.transfers.found = [
+        FoundRepository(repository="user/tiny-GGUF", is_gated=True, left_out=3, choices=[choice, hand]),
+        FoundRepository(repository="user/tiny-GGUF-broken", reason="The hub does not show it."),
+    ]
+    code, out, err = await site.run("search", "tiny-GGUF")
+    assert code == ExitCode.DONE
+    head, first, second = out.splitlines()
+    assert head.split() == ["REF", "QUANTISATION", "SIZE", "FITS", "HERE"]
+    assert first.startswith(REFERENCE)
+    assert "Q8_0 + mmproj" in first
+    assert "1.00 GiB" in first
+    assert "about 2151 MiB; fits in main memory" in first
+    assert first.endswith("-")
+    assert second.endswith("used by mine")
+    assert err.splitlines() == [
+        "roundhouse: user/tiny-GGUF: gated: accept its terms on the hub, and set `ROUNDHOUSE_HUB_TOKEN_FILE`",
+        "roundhouse: user/tiny-GGUF: 3 more models, which the hub's page lists",
+        "roundhouse: user/tiny-GGUF-broken: The hub does not show it.",
+        f"roundhouse: `roundhouse pull {REFERENCE}` downloads one, `roundhouse serve {REFERENCE}` also serves it",
+    ]
+    printed = (await site.run("search", "tiny-GGUF", "--limit", "1", "--json")).json
+    assert [each["repository"] for each in printed["repositories"]] == ["user/tiny-GGUF"]
+
+
+async def test_a_search_that_finds_nothing_is_refused_or_cannot_be_asked(site: Site) -> None:
+    code, out, err = await site.run("search", "no", "such")
+    said = "roundhouse: the hub has no model in GGUF or safetensors with 'no such' in its name\n"
+    assert (code, out, err) == (ExitCode.DONE, "", said)
+    for words in ((" ",), ("x" * 201,), ("a\nb",)):
+        code, _, err = await site.run("search", *words)
+        assert code == ExitCode.USAGE
+        assert "WORDS are empty, longer than 200 characters, or have control characters" in err
+    site.transfers.refusal = RoundhouseError("source_unavailable", "No connection to the hub: no route.")
+    code, out, err = await site.run("search", "tiny")
+    assert (code, out, err.count("\n")) == (ExitCode.FAILED, "", 1)
+    assert "No connection to the hub: no route." in err
+    site.transfers.refusal = None
 
 
 async def test_pull_declares_what_it_fetched(site: Site) -> None:
@@ -131,7 +175,7 @@ async def test_a_failed_download_is_shown_with_what_to_do(site: Site) -> None:
     code, _, err = await pulling
     assert (code, err.splitlines()[-1]) == (
         ExitCode.FAILED,
-        "roundhouse: the download failed: It needs 5 GiB. Remove models with `roundhouse rm`, or enlarge the disk.",
+        "roundhouse: the download failed: It needs 5 GiB. Remove models with roundhouse rm, or enlarge the disk.",
     )
     pulling = site.pull()
     await site.order()
@@ -193,7 +237,7 @@ async def test_ctrl_c_leaves_the_download(site: Site) -> None:
         assert "tiny-Q8_0.gguf" in terminal.text
         process.send_signal(signal.SIGINT)
         assert await process.wait() == ExitCode.INTERRUPTED
-        line = f"the download goes on; `roundhouse pull {REFERENCE} --cancel` ends it"
+        line = f"the download goes on; roundhouse pull {REFERENCE} --cancel ends it"  # the command is bold
         await until("it says how to cancel", lambda: line in terminal.text)
     assert site.transfers.downloads[download].state == "downloading"
 
@@ -210,7 +254,11 @@ async def test_models_and_rm(site: Site) -> None:
     assert "MiB main memory" in rows[MAIN]
     listed = (await site.run("models", "--json")).json["models"]
     assert [each["path"] for each in listed if each["path"].endswith(".gguf")] == ["hand.gguf", MAIN]
-    for name, words in ((MAIN, "is of the model chat"), ("hand.gguf", "No download put 'hand.gguf'")):
+    for name, words in (
+        (MAIN, "is of the model chat"),
+        ("hand.gguf", "by hand"),
+        ("hnad.gguf", "There is no hnad.gguf"),
+    ):
         refused = await site.run("rm", name)
         assert refused.code == ExitCode.FAILED
         assert words in refused.err
@@ -307,3 +355,92 @@ def test_bars_of_one_file_and_of_several() -> None:
         ("file-1.gguf", 5, GIB, ""),
         ("all files", GIB + 5, 2 * GIB, "2.0 KiB/s, 1 h 1 min left"),
     ]
+
+
+async def test_serve_declares_a_file_and_prints_the_lines_to_keep(site: Site, tmp_path: Path) -> None:
+    write_llama(site.root / "there.gguf", layers=2, context=8192)
+    asked = await site.run("serve", "there.gguf", "--as", "new", "--dry-run")
+    lines = "models:\n  new:\n    model_path: there.gguf\n    backend: llama_server\n    llama_server_n_ctx: 8192\n"
+    assert (asked.code, asked.out) == (ExitCode.DONE, lines)
+    assert "context: 8192 of the 8192 tokens that it was trained for" in asked.err
+    code, out, err = await site.run("models")
+    assert (code, "there.gguf: unused; `roundhouse serve there.gguf` serves it" in err) == (ExitCode.DONE, True), out
+    code, out, err = await site.run("serve", str(site.root / "there.gguf"), "--as", "new", "--no-wait")
+    assert (code, out) == (ExitCode.PENDING, lines), err
+    assert "these lines in a desired-state file declare it for good" in err
+    definition = (await site.running.controller.admin_service.get_model("new")).definition
+    assert (definition["model_path"], definition["llama_server_n_ctx"]) == ("there.gguf", 8192)
+    again = await site.run("serve", "there.gguf", "--no-wait")
+    assert (again.code, "there.gguf is declared already, as new" in again.err) == (ExitCode.PENDING, True)
+
+
+async def test_serve_says_how_a_file_gets_there_and_why_one_is_not_served(site: Site, tmp_path: Path) -> None:
+    outside = tmp_path / "my model.gguf"
+    outside.write_bytes(b"x")
+    code, _, err = await site.run("serve", str(outside))
+    assert code == ExitCode.FAILED
+    assert f"`cp '{outside}' {site.root}/ && roundhouse serve '{site.root}/my model.gguf'`" in err
+    # Links of the Hugging Face cache, whose targets have no names; parts of a set; folders of links.
+    snapshot = tmp_path / "models--a--b/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    for part in ("one.gguf", "set-00001-of-00002.gguf", "set-00002-of-00002.gguf"):
+        (snapshot / part).symlink_to(outside)
+    for target, copying, name in (
+        (snapshot / "one.gguf", f"cp {snapshot}/one.gguf", "one.gguf"),
+        (snapshot, f"cp -rL {snapshot}", "0123"),
+        (
+            snapshot / "set-00002-of-00002.gguf",
+            f"cp {snapshot}/set-00001-of-00002.gguf {snapshot}/set-00002-of-00002.gguf",
+            "set-00001-of-00002.gguf",
+        ),
+    ):
+        code, _, err = await site.run("serve", str(target))
+        assert code == ExitCode.FAILED
+        assert f"`{copying} {site.root}/ && roundhouse serve {site.root}/{name}`" in err
+    (site.root / "bad.gguf").write_bytes(b"x")
+    code, _, err = await site.run("serve", "bad.gguf")
+    assert (code, err) == (
+        ExitCode.FAILED,
+        "roundhouse: bad.gguf is not served: bad.gguf ends within its head: was it copied to the end?\n",
+    )
+    code, _, err = await site.run("serve", "no such thing")
+    assert (code, "is neither a file here or in a models folder" in err) == (ExitCode.USAGE, True)
+    code, _, err = await site.run("serve", "hand.gguf", "--as", "-")
+    assert (code, "is no name of a model" in err) == (ExitCode.USAGE, True)
+
+
+async def test_serve_downloads_a_reference_first(site: Site) -> None:
+    serving = asyncio.create_task(site.run("serve", REFERENCE, "--as", "tiny", "--no-wait"))
+    download = await site.order()
+    site.transfers.set_state(download, "finished")
+    code, out, err = await serving
+    assert (code, out.splitlines()[1:3]) == (ExitCode.PENDING, ["  tiny:", f"    model_path: {MAIN}"]), err
+    again = asyncio.create_task(site.run("serve", REFERENCE, "--as", "tiny", "--no-wait"))
+    site.transfers.set_state(await site.order(), "finished")
+    assert "is declared already, as tiny" in (await again).err
+    # What is declared by the reference has that model file, too.
+    await site.run("declarations", "rm", "tiny")
+    pulling = site.pull("--declare", "--as", "chat")
+    site.transfers.set_state(await site.order(), "finished")
+    assert (await pulling).code == ExitCode.DONE
+    again = asyncio.create_task(site.run("serve", REFERENCE, "--as", "chat", "--no-wait"))
+    site.transfers.set_state(await site.order(), "finished")
+    assert "is declared already, as chat" in (await again).err
+
+
+async def test_serve_says_what_a_reference_is_and_refuses_a_taken_name_before_it_downloads(site: Site) -> None:
+    asked = await site.run("serve", REFERENCE, "--dry-run", "--json")
+    assert asked.code == ExitCode.DONE, asked.err
+    assert (asked.json["inspection"]["pinned"], asked.json["forecast"]["backend"]) == (PINNED, "llama_server")
+    code, _, err = await site.run("serve", REFERENCE, "--as", "mine")
+    assert (code, "a model mine is declared already: choose another name with --as" in err) == (ExitCode.FAILED, True)
+    assert site.transfers.downloads == {}
+
+
+async def test_ctrl_c_of_serve_leaves_the_download_and_says_so(site: Site) -> None:
+    process = await site.start("serve", REFERENCE)
+    await site.order()
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert f"the download goes on; `roundhouse pull {REFERENCE} --cancel` ends it" in err.decode()

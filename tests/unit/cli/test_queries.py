@@ -82,7 +82,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(api: Fa
         ExitCode.FAILED,
         "MODEL              STATE   READY  BACKEND  BECAUSE\n"
         "chat               loaded  1/1    stub     enabled in the files\n"
-        "org/long-name:tag  failed  0/1    stub     enabled in the files\n"
+        "org/long-name:tag  failed  0/1    stub     file missing: x.gguf [not markup]\n"
         "GPU 0 H200: 40 of 100 MiB used, 30 claimed\n"
         "GPU 1 is left out: lost; 7 MiB claimed\n"
         "paused: the controller observes and does not act; `roundhouse resume` ends it\n"
@@ -93,6 +93,22 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(api: Fa
         "no gateway is connected\n"
         "gateway b is refused\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "because"),
+    [
+        ("needs 9 MiB of main memory; free: 5 of the 8 MiB", "needs 9 MiB of main memory"),
+        ("the engine ended with exit code 1. Last log lines:\nboom", "the engine ended with exit code 1"),
+        ("x.gguf is missing", "x.gguf is missing"),
+        (None, "enabled in the files"),
+    ],
+)
+async def test_the_table_says_why_a_model_failed(
+    api: FakeControlApi, cli: Cli, error: str | None, because: str
+) -> None:
+    api.status = status(model("a", "failed", last_error=error))
+    assert (await cli("status")).lines[1].endswith(f"  stub     {because}")
 
 
 async def test_status_shows_aliases_addresses_and_keys(api: FakeControlApi, cli: Cli) -> None:
@@ -245,7 +261,8 @@ def test_without_a_controller_it_is_one_line(
     monkeypatch.delenv("ROUNDHOUSE_CONTROLLER_URL", raising=False)
     words = (
         f"roundhouse: no controller answers at unix:{folder}/controller.sock (No such file or directory); "
-        "`roundhouse up` starts one\n"
+        "`roundhouse up` starts one, or, if it runs with another state folder, name that: --state DIR or "
+        "ROUNDHOUSE_STATE\n"
     )
     for option in ("--state", str(folder)), ("--controller", f"unix:{folder}/controller.sock"):
         assert roundhouse(*line.split(), *option) == Output(ExitCode.NO_CONTROLLER, err=words)

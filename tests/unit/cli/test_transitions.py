@@ -32,6 +32,14 @@ async def test_a_load_with_values(api: FakeControlApi, cli: Cli) -> None:
     assert question(api, "load") == {"name": "chat", "wait": "true", "timeout_s": "7", "body": body}
 
 
+async def test_a_field_that_no_load_sets_has_the_nearest_name(api: FakeControlApi, cli: Cli) -> None:
+    api.rows = [row("chat", load_constraints={"llama_server_n_ctx": {"kind": "integer"}})]
+    refused = await cli("load", "chat", "--set", "llama_server_n_ctz=1")
+    assert (refused.code, refused.out) == (ExitCode.USAGE, "")
+    assert "--set llama_server_n_ctz: no load of chat sets it; did you mean `llama_server_n_ctx`?" in refused.err
+    assert not [what for what, _ in api.requests if what == "load"]
+
+
 def _replica(index: int, *, outdated: bool = False) -> ReplicaStatus:
     spec_hash = "old" if outdated else "new"
     return ReplicaStatus(
@@ -197,11 +205,11 @@ CONFLICT = RoundhouseError("state_conflict", "it is\nbeing unloaded")
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (TOO_SMALL, "`gguf_n_ctx` must be at least 1."),
-        (NO_NUMBER, "`gguf_n_ctx`: must be a number"),
+        (TOO_SMALL, "gguf_n_ctx must be at least 1."),
+        (NO_NUMBER, "gguf_n_ctx: must be a number"),
         (
             CONFLICT,
-            "it is | being unloaded. `roundhouse status` shows the state; wait until the transition has ended.",
+            "it is | being unloaded. roundhouse status shows the state; wait until the transition has ended.",
         ),
     ],
 )
@@ -288,7 +296,7 @@ async def test_a_reset_says_what_the_files_say(api: FakeControlApi, cli: Cli) ->
     assert (as_json.code, AdminModel.model_validate_json(as_json.out)) == (ExitCode.DONE, api.rows[0])
     other = await cli("reset", "other")
     assert other.code == ExitCode.FAILED
-    assert "No model 'other' is declared. `roundhouse status` lists the names." in other.err
+    assert "No model 'other' is declared. roundhouse status lists the names." in other.err
 
 
 # The values of `load --set`.

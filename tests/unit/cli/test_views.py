@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from pydantic import JsonValue
 
 from cli.history import entry_words
-from cli.output import ExitCode, time_words
+from cli.output import ExitCode, print_error, time_words
 from contract.admin import (
     MASKED,
     Drift,
@@ -71,15 +72,15 @@ def diff(tmp_path: Path) -> list[str]:
         (
             dry_run("chat", "untouched", changes=[CHAT, OLD]),
             ExitCode.PENDING,
-            "chat: edited, restarts chat/0, chat/1\n"
+            "BLOCKED      REASON\n"
+            "chat/0       no GPU\n"
+            "untouched/0  no GPU\n"
+            "chat: edited, BLOCKED for chat/0; once that is over, restarts chat/0, chat/1\n"
             "  llama_server_n_ctx: 4096 -> 8192\n"
             '  aliases: null -> ["ä"]\n'
             "  env.TOKEN: changed (secret)\n"
             "  ends what an operator set: llama_server_n_ctx\n"
-            "old: removed, stops\n"
-            "BLOCKED      REASON\n"
-            "chat/0       no GPU\n"
-            "untouched/0  no GPU\n",
+            "old: removed, stops\n",
         ),
         (dry_run(), ExitCode.DONE, "nothing would change\n"),
         (
@@ -318,7 +319,7 @@ async def test_logs_of_a_replica_that_is_not_there(api: FakeControlApi, cli: Cli
     assert await cli("logs", "chat", "--replica", "x") == Output(
         ExitCode.FAILED,
         err="roundhouse: the controller refused: 'chat' has no replica 'x'. "
-        "`roundhouse status --json` names the replicas.\n",
+        "roundhouse status --json names the replicas.\n",
     )
 
 
@@ -358,3 +359,14 @@ async def test_requests_name_the_command_line_as_their_actor(api: FakeControlApi
     await cli("gpu")
     await until("it was asked", lambda: api.actors)
     assert api.actors[0].startswith("command line")
+
+
+def test_on_a_terminal_code_is_bold_and_has_no_backticks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print_error("`roundhouse up` starts one")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    print_error("`roundhouse up` starts one")
+    piped, shown = capsys.readouterr().err.splitlines()
+    assert piped == "roundhouse: `roundhouse up` starts one"
+    assert shown == "roundhouse: \x1b[1mroundhouse up\x1b[0m starts one"

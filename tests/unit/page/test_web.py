@@ -136,7 +136,7 @@ def test_a_build_installs_what_is_locked_and_runs_no_scripts_of_packages() -> No
 
 LARGEST_KB = 400
 """Of JavaScript and styles that the page itself names, compressed, in units of 1,000 bytes."""
-NAMED = re.compile(r'(?:src|href)="/page/([^"]+\.(?:js|css))"')
+NAMED = re.compile(r'(?:src|href)="page/([^"]+\.(?:js|css))"')
 
 
 def test_what_the_page_loads_at_first_is_small() -> None:
@@ -153,9 +153,12 @@ def test_fonts_are_there_in_one_format() -> None:
     fonts = [path for path in BUILT_FOLDER.rglob("*") if path.suffix in (".woff2", ".woff", ".ttf", ".otf", ".eot")]
     assert any(path.name.startswith("KaTeX_Main-Regular") for path in fonts)
     assert {path.suffix for path in fonts} == {".woff2"}
-    styles = "".join(path.read_text() for path in BUILT_FOLDER.rglob("*.css"))
-    named = set(re.findall(r"/page/(assets/[\w.-]+\.woff2)", styles))
-    assert named == {str(path.relative_to(BUILT_FOLDER)) for path in fonts}
+    named = {
+        (path.parent / name).resolve()
+        for path in BUILT_FOLDER.rglob("*.css")
+        for name in re.findall(r"url\(([\w./-]+\.woff2)\)", path.read_text())
+    }
+    assert named == {path.resolve() for path in fonts}
 
 
 class Checkout:
@@ -173,7 +176,8 @@ class Checkout:
         self._asked.touch()
         (root / "bin").mkdir()
         self._python = self._write(root / "bin" / "python", f"echo {root}")
-        self._write(root / "bin" / "node", f'mkdir node_modules; shift; echo "$*" >>{self._asked}')
+        self.seen = root / "seen"
+        self._write(root / "bin" / "node", f'mkdir node_modules; shift; echo "$*" >>{self._asked}; env >{self.seen}')
 
     def _write(self, path: Path, command: str) -> Path:
         path.write_text(f"#!/bin/sh\n{command}\n")
@@ -184,10 +188,12 @@ class Checkout:
         """Have another lock."""
         (self._web / "package-lock.json").write_text(text)
 
-    def install(self, *options: str) -> list[str]:
-        """Run `web/build --modules-only` and return the commands of npm that it gave."""
+    def install(self, *options: str, **variables: str) -> list[str]:
+        """Run `web/build --modules-only`, with these environment variables too, and return the commands of npm that it
+        gave."""
         self._asked.write_text("")
-        subprocess.run([self._web / "build", "--python", self._python, "--modules-only", *options], check=True)
+        command = [str(self._web / "build"), "--python", str(self._python), "--modules-only", *options]
+        subprocess.run(command, env=os.environ | variables, check=True)
         return self._asked.read_text().splitlines()
 
 
@@ -214,6 +220,29 @@ def test_checks_are_installed_where_they_are_asked_for_and_stay(checkout: Checko
     assert checkout.install() == []
     checkout.change_lock("second")
     assert checkout.install() == WITH_CHECKS
+
+
+def test_a_build_sees_what_reaches_a_registry_and_no_secret(checkout: Checkout) -> None:
+    needed = {"PIP_CERT": "/c", "npm_config_registry": "r", "HTTPS_PROXY": "p", "XDG_CACHE_HOME": "/x"}
+    secret = {"ROUNDHOUSE_HUB_TOKEN_FILE": "t", "OPENAI_API_KEY": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    assert checkout.install(**needed, **secret) == BUILD
+    seen = dict(line.split("=", 1) for line in checkout.seen.read_text().splitlines() if "=" in line)
+    assert needed.items() <= seen.items()
+    assert not secret.keys() & seen.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_built"),
+    [
+        ("ROUNDHOUSE_PAGE", "on", True),
+        *(("ROUNDHOUSE_PAGE", word, False) for word in ("off", "false", "0", "No", "OFF", "n", "f")),
+        ("ROUNDHOUSE_PAGE_FOLDER", "/srv/page", False),
+    ],
+)
+def test_up_builds_no_page_that_is_off_or_somebody_elses(
+    checkout: Checkout, name: str, value: str, is_built: bool
+) -> None:
+    assert checkout.install("--if-served", **{name: value}) == (BUILD if is_built else [])
 
 
 def test_the_two_kinds_are_kept_apart_in_a_cache(checkout: Checkout, tmp_path: Path) -> None:

@@ -100,7 +100,14 @@ def test_the_best_of_both_rankings_has_the_score_1(ranking: dict[str, Any] | Non
 
 
 GERMAN = {"type": "eq", "key": "lang", "value": "de"}
-ATTRIBUTES = {"lang": "en", "year": 2024, "price": 1.5, "draft": False, "tags": ["a", "b"]}
+ATTRIBUTES = {
+    "lang": "en",
+    "year": 2024,
+    "price": 1.5,
+    "draft": False,
+    "tags": ["a", "b"],
+    "at": ["2024-03-01T10:00+02:00", "x"],
+}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +130,13 @@ ATTRIBUTES = {"lang": "en", "year": 2024, "price": 1.5, "draft": False, "tags": 
         ({"type": "gte", "key": "price", "value": 1.5}, True),
         ({"type": "lt", "key": "year", "value": 2025}, True),
         ({"type": "lte", "key": "lang", "value": 5}, False),
+        ({"type": "gte", "key": "at", "value": "2024-03-01T08:00:00Z"}, True),
+        ({"type": "gt", "key": "at", "value": "2024-03-01 08:00"}, False),
+        ({"type": "lt", "key": "at", "value": "2024-03-01T08:00:00.001Z"}, True),
+        ({"type": "lte", "key": "at", "value": "2024-03-01"}, False),
+        ({"type": "lte", "key": "at", "value": 2e12}, False),
+        ({"type": "gt", "key": "year", "value": "0001-01-01"}, False),
+        ({"at": "2024-03-01T08:00Z"}, False),
         ({"type": "or", "filters": [GERMAN, {"type": "and", "filters": [{"year": 2024}, {"draft": False}]}]}, True),
         # Attributes of these names are attributes still.
         ({"type": "eq"}, False),
@@ -139,8 +153,9 @@ def test_a_filter_matches_by_attributes(value: Any, matches: bool) -> None:
         ({'"': 1}, "the attribute '\"' must match"),
         ({"type": "eq", "key": "a"}, "filter.value: must be a string, a finite number or a boolean"),
         ({"type": "like", "key": "a", "value": "x"}, "filter.type: must be one of eq, ne"),
-        ({"type": "gt", "key": "a", "value": "x"}, "filter.value: must be a number for gt"),
-        ({"type": "gt", "key": "a", "value": True}, "filter.value: must be a number for gt"),
+        ({"type": "gt", "key": "a", "value": "x"}, "filter.value: must be a number, a date (2024-03-01) or"),
+        ({"type": "gt", "key": "a", "value": True}, "filter.value: must be a number, a date (2024-03-01) or"),
+        ({"type": "lt", "key": "a", "value": "2024-02-30"}, "a date and time (2024-03-01T10:00:00Z) for lt"),
         ({"type": "in", "key": "a", "value": []}, "filter.value: must be a list with at least one value"),
         ({"type": "eq", "key": "a", "value": 1, "tenant": "b"}, "filter: has the unknown field 'tenant'"),
         ({"type": "and", "filters": []}, "filter.filters: must be a list with at least one filter"),

@@ -10,8 +10,10 @@ export interface RequestOptions {
   signal?: AbortSignal;
 }
 
-/** What the page calls itself where no key says who asks. */
-export const CLIENT_ID = "roundhouse-page";
+/** Returns where a path of the gateway is: below the page's own address, which may have a prefix that a proxy adds. */
+export function addressOf(path: string): string {
+  return (import.meta.env.DEV ? "/" : new URL(".", document.baseURI).pathname) + path.slice(1);
+}
 
 export class ApiClient {
   readonly #readKey: () => string | null;
@@ -38,8 +40,6 @@ export class ApiClient {
     const headers = new Headers(options.headers);
     const key = this.#readKey();
     if (key !== null) headers.set("authorization", `Bearer ${key}`);
-    // Without a key, documents belong to whom the client calls itself: a browser's own name changes with its version.
-    else headers.set("x-client-id", CLIENT_ID);
     const init: RequestInit = { method: options.method ?? (options.body === undefined ? "GET" : "POST"), headers };
     if (options.body instanceof FormData) init.body = options.body;
     else if (options.body !== undefined) {
@@ -49,7 +49,11 @@ export class ApiClient {
     if (options.signal !== undefined) init.signal = options.signal;
     let answer: Response;
     try {
-      answer = await fetch(path + queryOf(options.query), { ...init, credentials: "omit", cache: "no-store" });
+      answer = await fetch(addressOf(path) + queryOf(options.query), {
+        ...init,
+        credentials: "omit",
+        cache: "no-store",
+      });
     } catch (error) {
       options.signal?.throwIfAborted();
       if (error instanceof TypeError) throw new NetworkError();

@@ -17,6 +17,14 @@ export type ContentPart =
   | { type: "input_audio"; input_audio: { data: string; format: string } }
   | { type: "input_file"; filename?: string; file_data?: string; file_id?: string };
 
+/**
+ * Returns 32 random hexadecimal digits. `crypto.randomUUID` is missing from pages that come over plain HTTP from another
+ * machine.
+ */
+export function randomId(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 /** What the gateway keeps of a response with each of its items (docs/conversations.md). Times are milliseconds; null: unknown. */
 export interface ItemAnswer {
   response_id: string;

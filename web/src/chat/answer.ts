@@ -1,5 +1,5 @@
 /** What a stream of response events has made of an answer so far. Pure: each event gives the next state. */
-import { isRecord } from "../api/errors";
+import { isRecord, readSteps } from "../api/errors";
 import { type ContentPart, type Item, textOf } from "../api/items";
 import type { ServerEvent } from "../api/sse";
 
@@ -82,7 +82,6 @@ export function applyEvent(answer: Answer, event: ServerEvent): Answer {
       return isRecord(data.part) ? changePart(answer, index, data, () => data.part as ContentPart) : answer;
     case "response.output_text.delta":
     case "response.reasoning_text.delta":
-    case "response.reasoning.delta":
       return countPiece(
         changePart(answer, index, data, (part) =>
           withText(part, data.type === "response.output_text.delta", data.delta),
@@ -202,11 +201,10 @@ function errorOfEnd(response: Record<string, unknown>): AnswerError | null {
 }
 
 function errorOf(fields: Record<string, unknown>): AnswerError {
-  const steps = Array.isArray(fields.next_steps) ? fields.next_steps : [];
   return {
     code: String(fields.code ?? "unknown"),
     message: String(fields.message ?? "The answer failed."),
-    nextSteps: steps.filter((step): step is string => typeof step === "string"),
+    nextSteps: readSteps(fields),
   };
 }
 

@@ -1,4 +1,4 @@
-import { beforeEach, describe, expect, it, vi } from "vitest";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError, readError } from "../api/errors";
 import { EventParser } from "../api/sse";
@@ -20,7 +20,8 @@ function recorded(): Uint8Array<ArrayBuffer> {
   const events = [
     { type: "response.created", response: { id: "resp_1", model: "m" } },
     { type: "response.output_item.added", output_index: 0, item: { ...thought, content: [] } },
-    { type: "response.reasoning.delta", output_index: 0, content_index: 0, delta: "Hm" },
+    { type: "response.reasoning_text.delta", output_index: 0, content_index: 0, delta: "Hm" },
+    { type: "response.reasoning_summary_text.delta", output_index: 0, summary_index: 0, delta: "Hm" },
     { type: "response.output_item.done", output_index: 0, item: thought },
     { type: "response.output_item.added", output_index: 1, item: message },
     ...[...TEXT].map((delta) => ({ type: "response.output_text.delta", output_index: 1, content_index: 0, delta })),
@@ -60,9 +61,9 @@ const cutAt =
 const toEnd: Step = (from) => new Response(body(BYTES.slice(from), false), { headers: { "x-stream-state": "done" } });
 const offline: Step = () => new NetworkError();
 const refused =
-  (code: string, status: number): Step =>
+  (code: string, status: number, retryAfter: string | null = null): Step =>
   () =>
-    readError({ error: { code, message: `It is ${code}.`, next_steps: ["Wait."] } }, status);
+    readError({ error: { code, message: `It is ${code}.`, next_steps: ["Wait."] } }, status, retryAfter);
 
 /** A client that takes one step for each request of the stream, and the requests that it was sent. */
 function clientOf(steps: Step[]) {
@@ -84,9 +85,10 @@ function clientOf(steps: Step[]) {
 function impatient(client: ApiClient): AnswerStream {
   const stream = new AnswerStream(client, "page/conv_1::1");
   stream.subscribe(() => {
-    const { state, answer } = stream.snapshot;
-    const waits = state === "reconnecting" || answer.progress?.stage === "load";
-    if (waits) queueMicrotask(() => dispatchEvent(new Event("online")));
+    const { state, answer, retry } = stream.snapshot;
+    const waits = state === "reconnecting" || answer.progress?.stage === "load" || retry !== null;
+    if (waits)
+      queueMicrotask(() => (vi.isFakeTimers() ? vi.runOnlyPendingTimers() : dispatchEvent(new Event("online"))));
   });
   return stream;
 }
@@ -94,6 +96,10 @@ function impatient(client: ApiClient): AnswerStream {
 describe("AnswerStream", () => {
   beforeEach(() => {
     expect(WHOLE.status).toBe("completed");
+  });
+
+  afterEach(() => {
+    vi.useRealTimers();
   });
 
   it("goes on after a cut at any byte", async () => {
@@ -123,6 +129,7 @@ describe("AnswerStream", () => {
   });
 
   it("waits with the request while the model loads", async () => {
+    vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] });
     const { client, requests } = clientOf([refused("model_loading", 503), toEnd]);
     const stream = impatient(client);
     await stream.start({ model: "m" });
@@ -130,9 +137,103 @@ describe("AnswerStream", () => {
     expect(stream.snapshot.answer).toEqual(WHOLE);
   });
 
-  it("throws what refuses the request", async () => {
-    const { client } = clientOf([refused("queue_full", 429)]);
-    await expect(impatient(client).start({})).rejects.toBeInstanceOf(ApiError);
+  it("throws what refuses the request for good, or for longer than anyone waits", async () => {
+    const steps = [refused("model_failed", 503, "5"), refused("rate_limit_exceeded", 429, "3600")];
+    for (const step of steps) {
+      const { client, requests } = clientOf([step]);
+      await expect(impatient(client).start({})).rejects.toBeInstanceOf(ApiError);
+      expect(requests).toEqual(["POST"]);
+    }
+  });
+
+  it("asks a full queue again when it says, and says when", async () => {
+    vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] });
+    const { client, requests } = clientOf([refused("queue_full", 429, "7"), refused("queue_full", 429, "2"), toEnd]);
+    const stream = impatient(client);
+    const seen: number[] = [];
+    stream.subscribe(() => {
+      const { retry } = stream.snapshot;
+      if (retry !== null) seen.push(Math.round((retry.at - performance.now()) / 1000));
+    });
+    await stream.start({ model: "m" });
+    expect(requests).toEqual(["POST", "POST", "POST"]);
+    expect(seen).toEqual([7, 2]);
+    expect(stream.snapshot).toMatchObject({ answer: WHOLE, retry: null });
+  });
+
+  it("stops while it waits for a full queue, and asks no more", async () => {
+    const { client, requests } = clientOf([refused("queue_full", 429, "7")]);
+    const stream = new AnswerStream(client, "page/conv_1::1");
+    stream.subscribe(() => stream.snapshot.retry !== null && queueMicrotask(() => void stream.stop()));
+    await stream.start({ model: "m" });
+    expect(requests).toEqual(["POST"]);
+    expect(stream.snapshot).toMatchObject({
+      answer: { status: "failed", error: { code: "stream_stopped" } },
+      retry: null,
+    });
+  });
+
+  it("waits for a full queue as long as it says, whatever happens to the page and the network", async () => {
+    vi.useFakeTimers();
+    const { client, requests } = clientOf([refused("queue_full", 429, "300"), toEnd]);
+    const stream = new AnswerStream(client, "page/conv_1::1");
+    const reading = stream.start({});
+    for (let minutes = 1; minutes < 5; minutes += 1) {
+      await vi.advanceTimersByTimeAsync(60_000);
+      document.dispatchEvent(new Event("visibilitychange"));
+      dispatchEvent(new Event("online"));
+    }
+    await vi.advanceTimersByTimeAsync(59_000);
+    expect(requests).toEqual(["POST"]);
+    await vi.advanceTimersByTimeAsync(2000);
+    await reading;
+    expect(requests).toEqual(["POST", "POST"]);
+    expect(stream.snapshot.answer).toEqual(WHOLE);
+  });
+
+  it("stops what is asked for again, once it has arrived", async () => {
+    vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] });
+    let stopped: Promise<void> | null = null;
+    const stopsMeanwhile: Step = (from) => {
+      // Nothing has arrived, so there is nothing to stop yet.
+      stopped = stream.stop();
+      return toEnd(from);
+    };
+    const { client, requests } = clientOf([refused("queue_full", 429, "7"), stopsMeanwhile]);
+    vi.mocked(client.request).mockRejectedValueOnce(readError({ error: { code: "stream_not_found" } }, 404, null));
+    const stream = impatient(client);
+    await stream.start({});
+    await stopped;
+    expect(requests).toEqual(["POST", "POST", "DELETE"]);
+    expect(client.request).toHaveBeenCalledTimes(2);
+    expect(stream.snapshot).toMatchObject({ state: "ended", answer: WHOLE, retry: null });
+  });
+
+  it("ends what is refused again after it was stopped", async () => {
+    vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] });
+    const full = refused("queue_full", 429, "7");
+    const { client, requests } = clientOf([
+      full,
+      (from) => {
+        void stream.stop();
+        return full(from);
+      },
+    ]);
+    vi.mocked(client.request).mockRejectedValue(readError({ error: { code: "stream_not_found" } }, 404, null));
+    const stream = impatient(client);
+    await stream.start({});
+    expect(requests).toEqual(["POST", "POST"]);
+    expect(stream.snapshot).toMatchObject({ answer: { error: { code: "stream_stopped" } }, retry: null });
+  });
+
+  it("tells of no refusal once the connection breaks", async () => {
+    vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] });
+    const { client } = clientOf([refused("queue_full", 429, "7"), offline, toEnd]);
+    const stream = impatient(client);
+    const seen: boolean[] = [];
+    stream.subscribe(() => stream.snapshot.state === "reconnecting" && seen.push(stream.snapshot.retry !== null));
+    await stream.start({});
+    expect(seen).toEqual([false]);
   });
 
   it("is lost with what it has where the gateway knows the stream no longer", async () => {
@@ -140,7 +241,7 @@ describe("AnswerStream", () => {
     await stream.start({});
     expect(stream.snapshot.state).toBe("lost");
     expect(stream.snapshot.answer.status).toBe("failed");
-    expect(stream.snapshot.answer.error?.nextSteps).toEqual(["Wait."]);
+    expect(stream.snapshot.answer.error?.nextSteps).toEqual(["Send the message again: this answer is no longer kept."]);
   });
 
   it("is lost where a stream that has ended lacks its last event", async () => {

@@ -30,6 +30,20 @@ export interface StreamSnapshot {
   itemTimes: ItemTimes;
   /** How fast it comes. */
   pace: TokenPace;
+  /** Set while the request waits here, because the gateway has refused it for the moment. */
+  retry: Retry | null;
+}
+
+/** A request that is made again by itself. Times in milliseconds of `performance.now()`. */
+export interface Retry {
+  /** Why the gateway has refused it. */
+  message: string;
+  /** When it was refused first. */
+  since: number;
+  /** When it is made again. */
+  at: number;
+  /** When the waiting ends: a refusal after that is the answer's error. */
+  until: number;
 }
 
 const NOTHING_READ: StreamSnapshot = {
@@ -40,6 +54,7 @@ const NOTHING_READ: StreamSnapshot = {
   endedAt: null,
   itemTimes: {},
   pace: NO_PACE,
+  retry: null,
 };
 
 /** Delays between tries in milliseconds, the last one again and again. */
@@ -50,6 +65,12 @@ const SILENCE_MS = 45_000;
 
 /** The same for a page that is shown again, or a machine that wakes. */
 const SILENCE_AWAY_MS = 12_000;
+
+/** How long a request is made again by itself while the gateway refuses it, in milliseconds. */
+const MOST_RETRY_MS = 600_000;
+
+/** Refusals that end by themselves, soon: the queue is full, the key's limit is reached, the gateway is changing. */
+const PASSING = new Set(["queue_full", "rate_limit_exceeded", "gateway_stopping", "gateway_restarted"]);
 
 const CUT: AnswerError = { code: "stream_cut", message: "The stream of this answer has no end.", nextSteps: [] };
 
@@ -69,6 +90,8 @@ export class AnswerStream {
   #parser = new EventParser();
   #bytes = 0;
   #connection: AbortController | null = null;
+  /** Of the pause before the request is made again, while it lasts. */
+  #pause: AbortController | null = null;
   #lastByteAt = 0;
   #wantsStop = false;
 
@@ -121,7 +144,7 @@ export class AnswerStream {
   /** Stops the generation; while the gateway is away, as soon as it is back. The answer keeps what was read. */
   async stop(): Promise<void> {
     this.#wantsStop = true;
-    if (this.#snapshot.answer.progress?.stage === "load" && this.#bytes === 0) this.#connection?.abort();
+    if (this.#pause !== null) this.#pause.abort();
     else await this.#sendStop();
   }
 
@@ -141,10 +164,18 @@ export class AnswerStream {
         if (this.#wantsStop && !isRequest) await this.#sendStop();
         const answer = await (isRequest ? this.#request(fields) : this.#resume());
         arrival = "arrived";
+        if (this.#snapshot.retry !== null) this.#change({ retry: null });
+        // Before the request arrived, there was no stream to stop.
+        if (this.#wantsStop) await this.#sendStop();
         if (await this.#readBody(answer)) return;
       } catch (error) {
         if (this.#abort.signal.aborted) return;
         if (error instanceof ApiError) {
+          const retryMs = isRequest ? this.#planRetry(error) : null;
+          if (retryMs !== null) {
+            if (await this.#wait(retryMs)) continue;
+            return;
+          }
           if (isRequest && error.fields.code !== "model_loading") throw error;
           const isUnknown = error.fields.status === 404;
           if (isUnknown && arrival === "unknown") arrival = "none";
@@ -154,12 +185,16 @@ export class AnswerStream {
             return;
           }
         } else if (!(error instanceof NetworkError)) throw error;
-        else if (isRequest) arrival = "unknown";
+        else if (isRequest) {
+          arrival = "unknown";
+          this.#change({ retry: null });
+        }
       }
       if (this.#wantsStop && arrival === "none") return this.#end("ended", STOPPED);
       if (this.#bytes > bytesBefore) tries = -1;
       this.#change({ state: "reconnecting" });
-      await waitForRetry(DELAYS_MS[Math.min(Math.max(tries, 0), DELAYS_MS.length - 1)] ?? 5000, this.#abort.signal);
+      const delayMs = DELAYS_MS[Math.min(Math.max(tries, 0), DELAYS_MS.length - 1)] ?? 5000;
+      await waitFor(delayMs, this.#abort.signal, true);
     }
   }
 
@@ -177,14 +212,29 @@ export class AnswerStream {
     const model = typeof fields?.model === "string" ? fields.model : "the model";
     const answer = applyEvent(this.#snapshot.answer, loadProgress(model));
     this.#change({ state: "connected", answer });
-    await waitForRetry((error.fields.retryAfterS ?? 1) * 1000, this.#waiting());
-    if (this.#wantsStop) this.#end("ended", STOPPED);
-    return !this.#wantsStop && !this.#abort.signal.aborted;
+    return this.#wait((error.fields.retryAfterS ?? 1) * 1000);
   }
 
-  /** Returns a signal that `stop` and `close` set off. */
-  #waiting(): AbortSignal {
-    return AbortSignal.any([this.#abort.signal, this.#connect()]);
+  /** Returns in how many milliseconds a refused request is made again; null: it is not, for the refusal lasts, or too long. */
+  #planRetry({ message, fields: { code, retryAfterS } }: ApiError): number | null {
+    const now = performance.now();
+    const { since, until } = this.#snapshot.retry ?? { since: now, until: now + MOST_RETRY_MS };
+    const delayMs = PASSING.has(code) && retryAfterS !== null ? retryAfterS * 1000 : Number.POSITIVE_INFINITY;
+    const isPlanned = now + delayMs <= until;
+    this.#change({ retry: isPlanned ? { message, since, at: now + delayMs, until } : null });
+    return isPlanned ? delayMs : null;
+  }
+
+  /** Waits so long, or until `stop` or `close`. Returns false if the user stopped the answer before or meanwhile. */
+  async #wait(delayMs: number): Promise<boolean> {
+    if (!this.#wantsStop) {
+      // Not the connection's: there is none, and its silence ends no pause.
+      this.#pause = new AbortController();
+      await waitFor(delayMs, AbortSignal.any([this.#abort.signal, this.#pause.signal]), false);
+      this.#pause = null;
+    }
+    if (this.#wantsStop) this.#end("ended", STOPPED);
+    return !this.#wantsStop && !this.#abort.signal.aborted;
   }
 
   async #sendStop(): Promise<void> {
@@ -267,7 +317,7 @@ export class AnswerStream {
   #end(state: "ended" | "lost", error: AnswerError | null): void {
     const before = this.#snapshot.answer;
     const answer = error === null ? before : failAnswer(before, error);
-    this.#change({ answer, state, endedAt: performance.now() });
+    this.#change({ answer, state, endedAt: performance.now(), retry: null });
   }
 
   #change(changed: Partial<StreamSnapshot>): void {
@@ -304,8 +354,8 @@ function isTemporary(error: ApiError): boolean {
   return code === "model_loading" || status === 429 || status >= 500;
 }
 
-/** Waits until the time is over, or the network is back: what comes first. */
-function waitForRetry(delayMs: number, signal: AbortSignal): Promise<void> {
+/** Waits until the time is over, the signal is set off or, with `endsOnline`, the network is back: what comes first. */
+function waitFor(delayMs: number, signal: AbortSignal, endsOnline: boolean): Promise<void> {
   return new Promise((resolve) => {
     const finish = () => {
       clearTimeout(timer);
@@ -314,7 +364,7 @@ function waitForRetry(delayMs: number, signal: AbortSignal): Promise<void> {
       resolve();
     };
     const timer = setTimeout(finish, delayMs);
-    addEventListener("online", finish);
+    if (endsOnline) addEventListener("online", finish);
     signal.addEventListener("abort", finish);
   });
 }

@@ -21,6 +21,7 @@ const SNAPSHOT: StreamSnapshot = {
   startedAt: 1500,
   endedAt: 3500,
   pace: NO_PACE,
+  retry: null,
   itemTimes: { rs_1: { from: 1500, until: 2700 }, msg_1: { from: 2700, until: 3500 } },
 };
 

@@ -1,8 +1,8 @@
-/** The model that was chosen last, for conversations to come, kept in this browser. */
+/** The model that was chosen, or had a message, last: for conversations to come, kept in this browser. */
 
 const LAST_MODEL = "roundhouse.model";
 
-/** Returns its name; undefined: none was chosen, or this browser keeps nothing. */
+/** Returns its name; undefined: there is none, or this browser keeps nothing. */
 export function readLastModel(): string | undefined {
   try {
     return localStorage.getItem(LAST_MODEL) ?? undefined;

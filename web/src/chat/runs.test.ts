@@ -1,4 +1,4 @@
-import { expect, it } from "vitest";
+import { expect, it, vi } from "vitest";
 import { newStreamId } from "./runs";
 
 it("gives streams ids that sort by the time at which they were asked for", () => {
@@ -6,4 +6,15 @@ it("gives streams ids that sort by the time at which they were asked for", () =>
   const ids = times.map((time) => newStreamId("conv_1", time));
   expect([...ids].sort()).toEqual(ids);
   expect(ids.every((id) => id.startsWith("page/conv_1::"))).toBe(true);
+});
+
+it("makes ids also where a page over plain HTTP has no randomUUID", () => {
+  const { getRandomValues } = crypto;
+  vi.stubGlobal("crypto", { getRandomValues: getRandomValues.bind(crypto) });
+  try {
+    expect(newStreamId("conv_1", 0)).toMatch(/^page\/conv_1::0{9}-[0-9a-f]{32}$/);
+    expect(newStreamId("conv_1", 0)).not.toBe(newStreamId("conv_1", 0));
+  } finally {
+    vi.unstubAllGlobals();
+  }
 });

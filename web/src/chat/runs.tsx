@@ -4,6 +4,7 @@ import { createContext, type ReactNode, use, useMemo, useRef, useSyncExternalSto
 import { useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
 import { ApiError, NetworkError } from "../api/errors";
+import { randomId } from "../api/items";
 import { nameConversation } from "./after_answer";
 import { partialItems } from "./answer";
 import { AnswerStream, describe, type StreamSnapshot, streamPath } from "./answer_stream";
@@ -230,7 +231,7 @@ function newestOf(found: readonly FoundStream[]): FoundStream | null {
  * by id, and tells their beginning in seconds.
  */
 export function newStreamId(conversationId: string, now: number): string {
-  return `${streamIdOf(conversationId)}::${now.toString(36).padStart(9, "0")}-${crypto.randomUUID()}`;
+  return `${streamIdOf(conversationId)}::${now.toString(36).padStart(9, "0")}-${randomId()}`;
 }
 
 /**

@@ -5,7 +5,7 @@ import { useClient } from "../api/access";
 import { describeError } from "../api/client";
 import { routeHash } from "../router";
 import { ConfirmButton } from "../ui/confirm_button";
-import { Button, ErrorNote, Meter, SameByCommand } from "../ui/controls";
+import { Button, ErrorNote, Meter, SameByCommand, showCode } from "../ui/controls";
 import { bytesText, timeText } from "../ui/figures";
 import { Field, INPUT, Section } from "../ui/view";
 import { type Attributes, attributesText, parseAttributes } from "./attributes";
@@ -105,7 +105,7 @@ function DocumentRow({ document }: { document: Document }) {
         {attributes !== "" && `; ${attributes}`}
       </p>
       {share !== null && <Meter label="Indexed" share={share} text="" />}
-      {error !== null && <p className="break-words text-bad">{error.message}</p>}
+      {error !== null && <p className="break-words text-bad">{showCode(error.message)}</p>}
       {deletion.error && <ErrorNote {...describeError(deletion.error)} />}
     </li>
   );

@@ -6,7 +6,7 @@ import { routeHash } from "../router";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { bytesText, timeText } from "../ui/figures";
 import { saveFile } from "../ui/save_file";
-import { Facts, Section, ViewFrame } from "../ui/view";
+import { CARD, Facts, Section, ViewFrame } from "../ui/view";
 import { attributesText } from "./attributes";
 import { chunkPlace, documentStatusText } from "./document_words";
 import { type Chunk, type Document, documentKeys, documentQuery, readChunks, readOriginal } from "./documents";
@@ -55,7 +55,7 @@ function State({ document, command }: { document: Document; command: string }) {
           ["Changed", timeText(document.updated_at)],
         ]}
       />
-      <Button className="self-start" onClick={() => saving.mutate()}>
+      <Button icon="download" className="self-start" onClick={() => saving.mutate()}>
         Download the original
       </Button>
       {saving.error && <ErrorNote {...describeError(saving.error)} />}
@@ -92,7 +92,7 @@ function Chunks({ id, version }: { id: string; version: number }) {
 
 function ChunkCard({ chunk, before }: { chunk: Chunk; before: Chunk | null }) {
   return (
-    <li aria-label={`Chunk ${chunk.index}`} className="rounded-lg border border-line bg-panel p-3 text-sm">
+    <li aria-label={`Chunk ${chunk.index}`} className={`${CARD} text-sm`}>
       <p className="text-faint">
         {chunk.index}: {chunkPlace(chunk, before)}
       </p>

@@ -125,15 +125,6 @@ export function readChunks(client: ApiClient, id: string, after: number | null) 
   });
 }
 
-/** The name of the caller's tenant, as answers tell it. */
-export function tenantQuery(client: ApiClient) {
-  return queryOptions({
-    queryKey: ["tenant"],
-    queryFn: async () => (await client.fetch(DOCUMENTS, { query: { limit: 1 } })).headers.get("x-tenant-id"),
-    staleTime: Number.POSITIVE_INFINITY,
-  });
-}
-
 /** The state of retrieval. Scope `admin`. */
 export function retrievalQuery(client: ApiClient) {
   return queryOptions({

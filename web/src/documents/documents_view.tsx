@@ -1,18 +1,17 @@
 /** Documents: what there is, how it was cut, and how it is found. */
 import { useQuery } from "@tanstack/react-query";
-import { useAccess, useClient } from "../api/access";
+import { useClient } from "../api/access";
 import { shellWord } from "../models/load_fields";
 import { SameByCommand } from "../ui/controls";
 import { Facts, Section, ViewFrame } from "../ui/view";
 import { DocumentList } from "./document_list";
 import { DocumentPage } from "./document_page";
-import { retrievalQuery, tenantQuery } from "./documents";
+import { retrievalQuery } from "./documents";
 import { SearchSection } from "./search_section";
 import { UploadSection } from "./upload_section";
 import { VectorStoresSection } from "./vector_stores_section";
 
 export default function DocumentsView({ name }: { name: string | null }) {
-  const command = useRagCommand();
   if (name !== null) return <DocumentPage key={name} id={name} command={command(`show ${shellWord(name)}`)} />;
   return (
     <ViewFrame title="Documents">
@@ -25,13 +24,9 @@ export default function DocumentsView({ name }: { name: string | null }) {
   );
 }
 
-/** Returns the command that does something as the same tenant. */
-export function useRagCommand(): (what: string) => string {
-  const client = useClient();
-  const { hasKey } = useAccess();
-  const tenant = useQuery(tenantQuery(client)).data ?? null;
-  // With a key the tenant is the key's: no option changes it.
-  return (what) => `roundhouse rag ${what}${hasKey || tenant === null ? "" : ` --tenant ${shellWord(tenant)}`}`;
+/** Returns the command that does something, as the same tenant: with a key the key's, else `default` for both. */
+function command(what: string): string {
+  return `roundhouse rag ${what}`;
 }
 
 /** What serves searches; shown to those who may ask. */
@@ -54,9 +49,9 @@ function IndexSection({ command }: { command: string }) {
           ["Last problem", data.reindex_error],
         ]}
       />
-      {data.needs_reindex && (
+      {data.needs_reindex && data.building === null && (
         <p className="text-sm text-warn">
-          Another model or language is set than the index has: <code>roundhouse rag reindex</code> makes another index.
+          Another model is set than the index has: <code>roundhouse rag reindex</code> makes another index.
         </p>
       )}
       <SameByCommand command={command} />

@@ -7,7 +7,7 @@ import { shellWord } from "../models/load_fields";
 import { routeHash } from "../router";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { countText } from "../ui/figures";
-import { Field, INPUT, Section } from "../ui/view";
+import { CARD, Field, INPUT, Section } from "../ui/view";
 import { parseAttributes } from "./attributes";
 import { modeText, scoreText, whyText } from "./document_words";
 import { type SearchHit, type SearchMode, type SearchRequest, type SearchResult, searchDocuments } from "./documents";
@@ -66,7 +66,7 @@ export function SearchSection({ command }: { command: (what: string) => string }
           <input type="checkbox" checked={isReranked} onChange={(event) => setReranked(event.target.checked)} />
           Rerank
         </label>
-        <Button look="main" type="submit" className="justify-self-start">
+        <Button look="main" icon="search" type="submit" className="justify-self-start">
           Search
         </Button>
       </form>
@@ -108,7 +108,7 @@ function Result({ result }: { result: SearchResult }) {
 
 function Hit({ hit }: { hit: SearchHit }) {
   return (
-    <li className="rounded-lg border border-line bg-panel p-3">
+    <li className={CARD}>
       <p className="flex flex-wrap justify-between gap-2">
         <a href={routeHash("documents", hit.document_id)} className="min-w-0 break-all underline underline-offset-2">
           {hit.filename ?? hit.document_id}

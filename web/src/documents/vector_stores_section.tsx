@@ -6,7 +6,7 @@ import { describeError } from "../api/client";
 import { ConfirmButton } from "../ui/confirm_button";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
 import { bytesText, countText } from "../ui/figures";
-import { FILE_INPUT, Field, INPUT, Section } from "../ui/view";
+import { CARD, FILE_INPUT, Field, INPUT, Section } from "../ui/view";
 import {
   addStoreFile,
   createStore,
@@ -60,7 +60,7 @@ function CreateForm() {
       <Field label="Name of the vector store">
         <input required className={INPUT} value={name} onChange={(event) => setName(event.target.value)} />
       </Field>
-      <Button type="submit" aria-disabled={creation.isPending}>
+      <Button icon="plus" type="submit" aria-disabled={creation.isPending}>
         Create
       </Button>
       {creation.error && <ErrorNote {...describeError(creation.error)} />}
@@ -83,7 +83,7 @@ function StoreCard({ store }: { store: VectorStore }) {
   const error = adding.error ?? deletion.error;
   const name = store.name || store.id;
   return (
-    <li aria-label={name} className="rounded-lg border border-line bg-panel p-3 text-sm">
+    <li aria-label={name} className={`${CARD} text-sm`}>
       <div className="flex flex-wrap items-center justify-between gap-2">
         <h3 className="min-w-0 font-medium break-all">{name}</h3>
         <ConfirmButton label={`Delete ${name}`} question="Delete it?" onConfirm={() => deletion.mutate()}>

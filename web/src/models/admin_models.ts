@@ -47,7 +47,7 @@ export interface AdminModel {
   capabilities: { modalities: string[]; tools: boolean; thinking_modes: string[]; structured_output: boolean };
   definition: Record<string, unknown>;
   aliases: string[];
-  declared_by: "files" | "runtime";
+  declared_by: "files" | "runtime" | "discovery";
   statement: { kind: "file" | "autoload" | "load" | "unload"; since: number; reason: string };
   retry_at: number | null;
   load_progress: number | null;
@@ -85,6 +85,8 @@ export interface Gpu {
 export interface GpuMemory {
   gpus: Gpu[];
   unread_gpus: { description: string }[];
+  /** Main memory that engines may take together; null: not bounded, or an older controller. */
+  host_mib?: number | null;
   /** Why no figures of GPUs are available; null: they are. */
   error: string | null;
   driver_version: string | null;
@@ -105,7 +107,8 @@ export function isForbidden(error: unknown): boolean {
   return error instanceof ApiError && (error.fields.status === 401 || error.fields.status === 403);
 }
 
-function every(ms: number) {
+/** Returns how often a query is asked again: every `ms`, and never once this user may not. */
+export function every(ms: number) {
   return ({ state }: { state: { error: Error | null } }) => (isForbidden(state.error) ? false : ms);
 }
 

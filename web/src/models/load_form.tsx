@@ -62,7 +62,7 @@ export function LoadForm({ model }: { model: AdminModel }) {
         ))}
       </div>
       <div className="flex flex-wrap items-start gap-2">
-        <Button look="main" type="submit" className="self-start" aria-disabled={action.isPending}>
+        <Button look="main" icon="play" type="submit" className="self-start" aria-disabled={action.isPending}>
           {isRestart ? "Restart with these values" : "Load"}
         </Button>
         <DryRunButton

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { AdminModel } from "./admin_models";
-import { claimsOn, gpuLabel, HOST, predictedMib } from "./memory_shares";
+import { claimsOn, gpuLabel, HOST, partsOf, predictedMib } from "./memory_shares";
 
 function modelOf(name: string, ...claims: [Record<string, number>, Record<string, number>][]): AdminModel {
   const replicas = claims.map(([now, start], index) => ({
@@ -24,6 +24,25 @@ test("claims are those of the device alone, the largest first", () => {
   expect(predictedMib(claims)).toBe(400);
   expect(claimsOn(HOST, models).map((claim) => claim.model)).toEqual(["b"]);
   expect(claimsOn("GPU-3", models)).toEqual([]);
+});
+
+test("memory is parted by model, others and what is free", () => {
+  const models = [
+    modelOf("a", [{ gpu: 100 }, {}], [{ gpu: 200 }, {}]),
+    modelOf("b", [{ gpu: 400 }, {}]),
+    modelOf("idle", [{ gpu: 0 }, {}]),
+  ];
+  const parts = (used: number | null, total: number | null) =>
+    partsOf(claimsOn("gpu", models), used, total).map(({ kind, model, mib }) => [model ?? kind, mib]);
+  expect(parts(750, 1000)).toEqual([
+    ["b", 400],
+    ["a", 300],
+    ["others", 50],
+    ["free", 250],
+  ]);
+  // What is claimed is not free, though it is not used yet.
+  expect(parts(200, 1000).slice(2)).toEqual([["free", 300]]);
+  expect(parts(null, null).slice(2)).toEqual([]);
 });
 
 test("an instance of a GPU is named with its GPU", () => {

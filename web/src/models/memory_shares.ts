@@ -33,6 +33,31 @@ export function predictedMib(claims: readonly Claim[]): number {
   return claims.reduce((sum, claim) => sum + claim.predictedMib, 0);
 }
 
+/** A part of a device's memory. `model` null: of others (`others`), or of nobody (`free`). */
+export interface Part {
+  kind: "model" | "others" | "free";
+  model: string | null;
+  mib: number;
+}
+
+/**
+ * Returns the parts of a device's memory, the models first, the largest before the others. Parts of nothing are left out.
+ * `used`: MiB in use by all programs; `total`: MiB of the device. Null: not known; of main memory, what other programs use is not.
+ */
+export function partsOf(claims: readonly Claim[], used: number | null, total: number | null): Part[] {
+  const byModel = new Map<string, number>();
+  for (const { model, claimedMib } of claims) byModel.set(model, (byModel.get(model) ?? 0) + claimedMib);
+  const claimed = [...byModel.values()].reduce((sum, mib) => sum + mib, 0);
+  const others = Math.max(0, (used ?? 0) - claimed);
+  const parts: Part[] = [
+    ...[...byModel].map(([model, mib]) => ({ kind: "model" as const, model, mib })),
+    { kind: "others", model: null, mib: others },
+    { kind: "free", model: null, mib: Math.max(0, (total ?? 0) - claimed - others) },
+  ];
+  const size = ({ kind, mib }: Part) => (kind === "model" ? mib : kind === "others" ? -1 : -2);
+  return parts.filter(({ mib }) => mib > 0).sort((one, other) => size(other) - size(one));
+}
+
 /** Returns a GPU's label: `GPU 0`, or `GPU 0, MIG 2`. */
 export function gpuLabel(gpu: Pick<Gpu, "index" | "mig">): string {
   return gpu.mig === null ? `GPU ${gpu.index}` : `GPU ${gpu.index}, MIG ${gpu.mig}`;

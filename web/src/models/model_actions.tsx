@@ -18,6 +18,7 @@ export function ModelActions({ model }: { model: AdminModel }) {
       <div className="flex flex-wrap gap-2">
         <ChatLink name={model.name} />
         <Button
+          icon={isUp ? "eject" : "play"}
           aria-label={`${isUp ? "Unload" : "Load"} ${model.name}`}
           aria-disabled={action.isPending || model.runtime_state === "unloading"}
           onClick={() => act(isUp ? { kind: "unload" } : { kind: "load", values: {}, restart: false })}
@@ -26,6 +27,7 @@ export function ModelActions({ model }: { model: AdminModel }) {
         </Button>
         {hasOverride && (
           <Button
+            icon="undo"
             aria-label={`Reset ${model.name} to the files`}
             title="Take the last load or unload back: the files rule"
             aria-disabled={action.isPending}

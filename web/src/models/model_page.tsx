@@ -4,12 +4,14 @@ import { useClient } from "../api/access";
 import { describeError } from "../api/client";
 import { navigate, routeHash } from "../router";
 import { ConfirmButton } from "../ui/confirm_button";
-import { ErrorNote, Meter, SameByCommand } from "../ui/controls";
-import { durationText, mibText, percentText, timeText } from "../ui/figures";
+import { ErrorNote, SameByCommand, showCode } from "../ui/controls";
+import { durationText, mibText, timeText } from "../ui/figures";
 import { Facts, Section, ViewFrame } from "../ui/view";
 import { type AdminModel, type AdminModels, commandsQuery, logsQuery, undeclareModel } from "./admin_models";
+import { LastHourSection } from "./last_hour";
 import { shellWord } from "./load_fields";
 import { LoadForm } from "./load_form";
+import { LoadMeter } from "./load_meter";
 import { ModelActions } from "./model_actions";
 import { memoryText, reasonsOf, requestCount, stateText } from "./model_words";
 import { StateMark } from "./state_mark";
@@ -39,6 +41,7 @@ function ModelDetails({ model }: { model: AdminModel }) {
   return (
     <>
       <StateSection model={model} />
+      <LastHourSection model={model.name} />
       <Section title="Load with values">
         <LoadForm model={model} />
       </Section>
@@ -58,12 +61,10 @@ function StateSection({ model }: { model: AdminModel }) {
         <StateMark state={model.runtime_state} text={stateText(model)} />
         <ModelActions model={model} />
       </div>
-      {model.load_progress !== null && (
-        <Meter label="Load" share={model.load_progress} text={percentText(model.load_progress)} />
-      )}
+      <LoadMeter model={model} now={now} />
       {reasons.map((reason) => (
         <p key={reason} className="text-sm break-words text-warn">
-          {reason}
+          {showCode(reason)}
         </p>
       ))}
       <Facts
@@ -167,21 +168,29 @@ function DefinitionSection({ model }: { model: AdminModel }) {
       <p className="text-sm text-faint">
         {model.declared_by === "files"
           ? "Declared in the desired-state files."
-          : "Declared at run time, in no file: roundhouse declarations export prints what to commit."}
+          : model.declared_by === "runtime"
+            ? "Declared at run time, in no file: roundhouse declarations export prints what to commit."
+            : "Declared by nobody: its file lies in a models folder, and the desired-state files say discover: true."}
       </p>
       <details className="text-sm">
         <summary className="cursor-pointer">All fields that are set</summary>
         <Facts entries={declared.map(([field, value]) => [field, JSON.stringify(value)] as const)} />
       </details>
       {model.declared_by === "runtime" && (
-        <ConfirmButton question={`Take the declaration of ${model.name} back?`} onConfirm={() => removal.mutate()}>
+        <ConfirmButton
+          icon="undo"
+          question={`Take the declaration of ${model.name} back?`}
+          onConfirm={() => removal.mutate()}
+        >
           Take the declaration back
         </ConfirmButton>
       )}
       {removal.error && <ErrorNote {...describeError(removal.error)} />}
       <SameByCommand
         command={
-          model.declared_by === "files" ? `roundhouse drift` : `roundhouse declarations rm ${shellWord(model.name)}`
+          model.declared_by === "runtime"
+            ? `roundhouse declarations rm ${shellWord(model.name)}`
+            : `roundhouse ${model.declared_by === "files" ? "drift" : "models"}`
         }
       />
     </Section>

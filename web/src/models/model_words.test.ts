@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { AdminModel } from "./admin_models";
-import { memoryText, reasonsOf, stateText } from "./model_words";
+import { loadStage, memoryText, reasonsOf, stageText, stateText } from "./model_words";
 
 const CALM = { last_error: null, retry_at: null, blocked: [], drift: [], vram_warning: null, held_by: [] };
 
@@ -18,6 +18,20 @@ test("an error is told by its plain words, then when it is tried again, then wha
   const ended = modelOf({ last_error: "the engine ended with exit code 1. Last log lines:\nno memory" });
   expect(reasonsOf(ended, 100)).toEqual(["the engine ended with exit code 1."]);
   expect(reasonsOf(modelOf({ retry_at: 100 }), 100)).toEqual(["It is tried again now."]);
+});
+
+test("a load has a phase, and the seconds of its newest engine", () => {
+  const loading = (load_progress: number | null, ...starts: (number | null)[]) => {
+    const replica_details = starts.map((started_at) => ({ phase: "starting", started_at }));
+    const stage = loadStage(modelOf({ runtime_state: "loading", load_progress, replica_details } as never), 100);
+    return stage && `${stage.phase}: ${stageText(stage)}`;
+  };
+  expect(loading(null)).toBe("Before its start: ");
+  expect(loading(0.3)).toBe("Downloading: 30 %");
+  expect(loading(0.42, 20, 88)).toBe("Reading the model: 42 %, 12 s");
+  expect(loading(null, null)).toBe("Reading the model: ");
+  expect(loading(1, 35)).toBe("Until its first token: 100 %, 1 min 5 s");
+  expect(loadStage(modelOf({ runtime_state: "loaded", load_progress: null, replica_details: [] }), 100)).toBeNull();
 });
 
 test("states and memory in words", () => {

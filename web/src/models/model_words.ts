@@ -38,6 +38,31 @@ export function stateText(model: Pick<AdminModel, "runtime_state" | "load_progre
     : model.runtime_state;
 }
 
+/** How far a load is: its phase in words, the seconds that its newest engine has taken, and its share, 0 to 1. */
+export interface LoadStage {
+  phase: string;
+  seconds: number | null;
+  share: number | null;
+}
+
+/** Returns how far the load of a model is; null: it is not loading. `now`: Unix time in seconds. */
+export function loadStage(model: AdminModel, now: number): LoadStage | null {
+  if (model.runtime_state !== "loading") return null;
+  const starts = model.replica_details.filter(({ phase }) => phase === "starting").map((each) => each.started_at);
+  const share = model.load_progress;
+  if (starts.length === 0) return { phase: share === null ? "Before its start" : "Downloading", seconds: null, share };
+  const began = starts.filter((at) => at !== null);
+  const seconds = began.length === 0 ? null : Math.max(0, now - Math.max(...began));
+  return { phase: share === 1 ? "Until its first token" : "Reading the model", seconds, share };
+}
+
+/** Returns the figures of a load: `42 %, 12 s`. */
+export function stageText({ seconds, share }: LoadStage): string {
+  return [share === null ? "" : percentText(share), seconds === null ? "" : durationText(seconds)]
+    .filter(Boolean)
+    .join(", ");
+}
+
 /** Returns the memory of a model, with where the figure is from: `96.0 MiB, predicted`. */
 export function memoryText(model: Pick<AdminModel, "vram_estimate_mib" | "vram_estimate_source">): string {
   if (model.vram_estimate_mib === null) return "not known";

@@ -1,4 +1,4 @@
-/** Models: what is declared and why it is as it is, memory, downloads; or one model's page. */
+/** Models: a search of the hub, what is declared and why it is as it is, memory, downloads; or one model's page. */
 import { useQuery } from "@tanstack/react-query";
 import { useClient } from "../api/access";
 import { describeError } from "../api/client";
@@ -6,8 +6,9 @@ import { ErrorNote, SameByCommand } from "../ui/controls";
 import { Section, ViewFrame } from "../ui/view";
 import { type AdminModels, adminModelsQuery, gpuMemoryQuery, isForbidden, planQuery } from "./admin_models";
 import { DownloadsSection } from "./downloads/downloads_section";
+import { GetModelSection } from "./downloads/get_model_section";
 import { ModelFilesSection } from "./downloads/model_files_section";
-import { MemorySection } from "./memory_section";
+import { MemoryBars, MemorySection } from "./memory_section";
 import { ModelPage } from "./model_page";
 import { ModelTable } from "./model_table";
 import { ReadOnlyModels } from "./read_only_models";
@@ -36,6 +37,8 @@ function Overview({ listing }: { listing: AdminModels }) {
   return (
     <>
       <Notices listing={listing} />
+      <GetModelSection />
+      <MemoryBars models={listing.models} memory={memory.data} />
       <Section title="Declared models">
         <ModelTable models={listing.models} />
         <PlanNote />

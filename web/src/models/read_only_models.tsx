@@ -3,8 +3,8 @@ import { useQuery } from "@tanstack/react-query";
 import { useClient } from "../api/access";
 import { describeError } from "../api/client";
 import { routeHash } from "../router";
-import { ErrorNote, SameByCommand } from "../ui/controls";
-import { Facts, ViewFrame } from "../ui/view";
+import { ErrorNote, SameByCommand, showCode } from "../ui/controls";
+import { CARD, Facts, ViewFrame } from "../ui/view";
 import { type ListedModel, modelsQuery } from "./models";
 import { StateMark } from "./state_mark";
 
@@ -16,7 +16,7 @@ export function ReadOnlyModels({ name, error }: { name: string | null; error: Er
     <ViewFrame title={name ?? "Models"}>
       <p className="text-sm text-faint">
         To see why a model waits, and to load or unload it, a key with the scope admin is needed.
-        {error && ` ${describeError(error).message}`}
+        {error && showCode(` ${describeError(error).message}`)}
       </p>
       {name !== null && <a href={routeHash("models")}>All models</a>}
       {listed.error && <ErrorNote {...describeError(listed.error)} />}
@@ -33,7 +33,7 @@ export function ReadOnlyModels({ name, error }: { name: string | null; error: Er
 
 function ReadOnlyModel({ model }: { model: ListedModel }) {
   return (
-    <li aria-label={model.id} className="rounded-lg border border-line bg-panel p-3">
+    <li aria-label={model.id} className={CARD}>
       <h2 className="mb-1 flex flex-wrap items-center gap-x-3 font-medium">
         <span className="break-all">{model.id}</span>
         <StateMark state={model.state} text={model.status.value === "downloading" ? "downloading" : model.state} />

@@ -3,9 +3,10 @@ import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/r
 import { useState } from "react";
 import { useAccess, useClient } from "../api/access";
 import type { ApiClient } from "../api/client";
-import { describeError } from "../api/client";
+import { addressOf, describeError } from "../api/client";
 import { limitsQuery } from "../api/limits";
 import { SignIn } from "../api/sign_in";
+import { useDrafts } from "../chat/composer/drafts";
 import { changePreferences, usePreferences } from "../chat/preferences";
 import { chooseTheme, readTheme, THEMES, type Theme } from "../theme/theme";
 import { Button, ErrorNote, SameByCommand } from "../ui/controls";
@@ -56,6 +57,7 @@ function ThemeSection() {
 
 function AccessSection() {
   const { hasKey, signOut } = useAccess();
+  const drafts = useDrafts();
   const queries = useQueryClient();
   const [isEntering, setEntering] = useState(false);
   return (
@@ -69,6 +71,7 @@ function AccessSection() {
             className="self-start"
             onClick={() => {
               signOut();
+              void drafts.clearAll();
               void queries.resetQueries();
             }}
           >
@@ -190,7 +193,7 @@ function ApiDocument() {
   });
   if (!hasKey)
     return (
-      <a href="/openapi.json" className="underline underline-offset-2">
+      <a href={addressOf("/openapi.json")} className="underline underline-offset-2">
         openapi.json
       </a>
     );

@@ -1,6 +1,7 @@
 /** A button for what cannot be taken back: it asks once more, in its own place. */
 import { type ReactNode, useEffect, useRef, useState } from "react";
 import { Button } from "./controls";
+import type { IconName } from "./icons";
 
 interface ConfirmButtonProps {
   /** What the button says, such as `Remove`. */
@@ -9,12 +10,20 @@ interface ConfirmButtonProps {
   label?: string;
   /** What is asked: `Remove the file for good?` */
   question: string;
+  icon?: IconName;
   disabled?: boolean;
   onConfirm: () => void;
 }
 
 /** Escape, or the focus going elsewhere, takes the question back. */
-export function ConfirmButton({ children, label, question, disabled = false, onConfirm }: ConfirmButtonProps) {
+export function ConfirmButton({
+  children,
+  label,
+  question,
+  icon = "remove",
+  disabled = false,
+  onConfirm,
+}: ConfirmButtonProps) {
   const [isAsking, setAsking] = useState(false);
   const first = useRef<HTMLButtonElement>(null);
   const confirm = useRef<HTMLButtonElement>(null);
@@ -26,7 +35,14 @@ export function ConfirmButton({ children, label, question, disabled = false, onC
   }, [isAsking]);
   if (!isAsking) {
     return (
-      <Button ref={first} look="danger" aria-label={label} disabled={disabled} onClick={() => setAsking(true)}>
+      <Button
+        ref={first}
+        look="danger"
+        icon={icon}
+        aria-label={label}
+        disabled={disabled}
+        onClick={() => setAsking(true)}
+      >
         {children}
       </Button>
     );

@@ -1,8 +1,10 @@
 /** Small controls that every view uses, on the browser's own elements. */
 import { type ComponentProps, type ReactNode, useEffect, useId, useRef } from "react";
-import { Icon } from "./icons";
+import { createPortal } from "react-dom";
+import { Icon, type IconName } from "./icons";
 
-type ButtonProps = ComponentProps<"button"> & { look?: "plain" | "main" | "danger" | "quiet" };
+/** `icon`: beside the words, which say all. */
+type ButtonProps = ComponentProps<"button"> & { look?: "plain" | "main" | "danger" | "quiet"; icon?: IconName };
 
 const LOOKS = {
   plain: "border border-line bg-raised hover:bg-panel",
@@ -11,13 +13,16 @@ const LOOKS = {
   quiet: "text-faint hover:bg-panel hover:text-text",
 };
 
-export function Button({ look = "plain", className = "", type = "button", ...rest }: ButtonProps) {
+export function Button({ look = "plain", icon, className = "", type = "button", children, ...rest }: ButtonProps) {
   return (
     <button
       type={type}
       className={`inline-flex min-h-9 items-center justify-center gap-1.5 rounded-md px-3 py-1 text-sm disabled:cursor-not-allowed disabled:opacity-60 ${LOOKS[look]} ${className}`}
       {...rest}
-    />
+    >
+      {icon !== undefined && <Icon name={icon} />}
+      {children}
+    </button>
   );
 }
 
@@ -38,7 +43,10 @@ interface DialogProps {
   children: ReactNode;
 }
 
-/** A modal dialog, by the browser's own element: it keeps the focus, and Escape closes it. */
+/**
+ * A modal dialog, by the browser's own element: it keeps the focus, and Escape closes it. It stands in the page's body: a
+ * modal dialog in a part of the page that is not shown would be invisible and block everything else.
+ */
 export function Dialog({ title, isOpen, onClose, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   const titleId = useId();
@@ -48,7 +56,7 @@ export function Dialog({ title, isOpen, onClose, children }: DialogProps) {
     if (isOpen && !dialog.open) dialog.showModal();
     if (!isOpen && dialog.open) dialog.close();
   }, [isOpen]);
-  return (
+  return createPortal(
     <dialog
       ref={element}
       aria-labelledby={titleId}
@@ -64,7 +72,8 @@ export function Dialog({ title, isOpen, onClose, children }: DialogProps) {
         </IconButton>
       </div>
       {isOpen ? children : null}
-    </dialog>
+    </dialog>,
+    document.body,
   );
 }
 
@@ -79,12 +88,12 @@ export function ErrorNote({
   children?: ReactNode;
 }) {
   return (
-    <div role="alert" className="my-2 rounded-md border border-bad px-3 py-2 text-sm">
-      <p className="break-words">{message}</p>
+    <div role="alert" className="my-2 rounded-md border border-bad px-3 py-2 text-sm [&>*]:max-w-[90ch]">
+      <p className="break-words">{showCode(message)}</p>
       {nextSteps.length > 0 && (
         <ul className="mt-1 list-disc pl-5 text-faint">
           {nextSteps.map((step) => (
-            <li key={step}>{step}</li>
+            <li key={step}>{showCode(step)}</li>
           ))}
         </ul>
       )}
@@ -93,15 +102,32 @@ export function ErrorNote({
   );
 }
 
-/** A share of a whole, 0 to 1, as a bar with its figures beside it. */
-export function Meter({ label, share, text }: { label: string; share: number; text: string }) {
-  const percent = Math.round(Math.min(Math.max(share, 0), 1) * 100);
+/** Returns a text with what stands in backticks as code. */
+export function showCode(text: string): ReactNode {
+  const parts = text.split(/`([^`\n]+)`/);
+  return parts.map((part, index) =>
+    index % 2 === 0 ? (
+      part
+    ) : (
+      // biome-ignore lint/suspicious/noArrayIndexKey: the parts of a text keep their places
+      <code key={index} className="font-mono text-text">
+        {part}
+      </code>
+    ),
+  );
+}
+
+/** A share of a whole, 0 to 1, as a bar with its figures beside it. `share` null: not known, so there is no bar. */
+export function Meter({ label, share, text }: { label: string; share: number | null; text: string }) {
+  const percent = Math.round(Math.min(Math.max(share ?? 0, 0), 1) * 100);
   return (
     <div className="flex items-center gap-2 text-sm">
       <span className="min-w-24">{label}</span>
-      <meter className="h-2 flex-1" min={0} max={100} value={percent} aria-label={label}>
-        {percent} %
-      </meter>
+      {share !== null && (
+        <meter className="h-2 min-w-0 flex-1" min={0} max={100} value={percent} aria-label={label}>
+          {percent} %
+        </meter>
+      )}
       <span className="tabular-nums text-faint">{text}</span>
     </div>
   );

@@ -16,6 +16,7 @@ export function CopyButton({ label, text, className = "" }: { label: string; tex
   return (
     <>
       <IconButton
+        icon="copy"
         label={label}
         className={className}
         onClick={() => void copyText(text()).then((isDone) => setSaid(isDone ? "Copied" : "Not copied"))}

@@ -1,14 +1,14 @@
 /** Listens for the page's keys, and shows the list of them. */
 import { useEffect, useState } from "react";
 import { Dialog } from "./controls";
-import { areSingleKeysOn, carryOut, SHORTCUTS, shortcutOf } from "./keys";
+import { areSingleKeysOn, carryOut, isOfInputMethod, SHORTCUTS, shortcutOf } from "./keys";
 
 export function KeyCommands() {
   const [isOpen, setOpen] = useState(false);
   useEffect(() => {
     function onKeyDown(event: KeyboardEvent) {
       // An open dialog takes Escape itself, and covers what the other keys would press.
-      if (event.defaultPrevented || event.isComposing || document.querySelector("dialog[open]") !== null) return;
+      if (event.defaultPrevented || isOfInputMethod(event) || document.querySelector("dialog[open]") !== null) return;
       const shortcut = shortcutOf(event, isWriting(event.target), areSingleKeysOn());
       if (shortcut === null) return;
       if (shortcut.act === "list") setOpen(true);

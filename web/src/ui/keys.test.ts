@@ -1,5 +1,5 @@
 import { afterEach, expect, test } from "vitest";
-import { areSingleKeysOn, carryOut, type Pressed, SHORTCUTS, setSingleKeys, shortcutOf } from "./keys";
+import { areSingleKeysOn, carryOut, isOfInputMethod, type Pressed, SHORTCUTS, setSingleKeys, shortcutOf } from "./keys";
 
 const PLAIN = { ctrlKey: false, metaKey: false, altKey: false, shiftKey: false };
 
@@ -54,4 +54,11 @@ test("the choice of single keys is kept", () => {
   expect(areSingleKeysOn()).toBe(true);
   setSingleKeys(false);
   expect(areSingleKeysOn()).toBe(false);
+});
+
+test("a key of an input method is not the page's, also where the browser tells it after the composition", () => {
+  const key = (init: KeyboardEventInit) => new KeyboardEvent("keydown", { key: "Enter", ...init });
+  expect(isOfInputMethod(key({ keyCode: 13 }))).toBe(false);
+  expect(isOfInputMethod(key({ keyCode: 13, isComposing: true }))).toBe(true);
+  expect(isOfInputMethod(key({ keyCode: 229 }))).toBe(true);
 });

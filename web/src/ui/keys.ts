@@ -124,3 +124,11 @@ export function setSingleKeys(isOn: boolean): void {
     // Without storage they stay on.
   }
 }
+
+/**
+ * Returns whether a key belongs to an input method that is composing a text. WebKit sends the Enter that confirms a word
+ * after the composition's end, so that `isComposing` is false; its key code is 229.
+ */
+export function isOfInputMethod(event: Pick<KeyboardEvent, "isComposing" | "keyCode">): boolean {
+  return event.isComposing || event.keyCode === 229;
+}

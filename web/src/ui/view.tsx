@@ -1,12 +1,13 @@
 /** The frame of a view: its heading, and sections below it, in one column that scrolls. */
 import type { ReactNode } from "react";
+import { showCode } from "./controls";
 
 export function ViewFrame({ title, children }: { title: string; children: ReactNode }) {
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls takes the focus, so that the keyboard can scroll it
     <section className="h-full overflow-y-auto" tabIndex={0} aria-label={title}>
-      <div className="mx-auto flex max-w-5xl flex-col gap-6 p-4">
-        <h1 className="text-xl font-semibold break-words">{title}</h1>
+      <div className="mx-auto flex max-w-6xl flex-col gap-section p-page pb-section">
+        <h1 className="-mb-3 text-xl font-semibold break-words">{title}</h1>
         {children}
       </div>
     </section>
@@ -16,15 +17,16 @@ export function ViewFrame({ title, children }: { title: string; children: ReactN
 /** A part of a view. `note`: one sentence below the heading. */
 export function Section({ title, note, children }: { title: string; note?: string; children: ReactNode }) {
   return (
-    <section aria-label={title} className="flex min-w-0 flex-col gap-2">
-      <h2 className="text-base font-semibold">{title}</h2>
+    // Lines of text end where the eye still finds the next one, however wide the window is.
+    <section aria-label={title} className="flex min-w-0 flex-col gap-row [&>p]:max-w-[90ch]">
+      <h2 className="text-lg font-semibold">{title}</h2>
       {note !== undefined && <p className="text-sm text-faint">{note}</p>}
       {children}
     </section>
   );
 }
 
-/** Names and values beside each other; entries without a value are left out. */
+/** Names and values beside each other; entries without a value are left out, and texts have code in backticks. */
 export function Facts({ entries }: { entries: readonly (readonly [string, ReactNode])[] }) {
   const shown = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return (
@@ -32,7 +34,7 @@ export function Facts({ entries }: { entries: readonly (readonly [string, ReactN
       {shown.map(([name, value]) => (
         <div key={name} className="contents">
           <dt className="text-faint">{name}</dt>
-          <dd className="min-w-0 break-words">{value}</dd>
+          <dd className="min-w-0 max-w-[90ch] break-words">{typeof value === "string" ? showCode(value) : value}</dd>
         </div>
       ))}
     </dl>
@@ -50,6 +52,9 @@ export function Field({ label, note, children }: { label: string; note?: string 
     </label>
   );
 }
+
+/** Classes of one thing among several: a model, a download, a GPU. */
+export const CARD = "rounded-lg border border-line bg-panel p-card";
 
 /** Classes of a field that is written in. */
 export const INPUT =

@@ -311,13 +311,15 @@ async def test_texts_are_cut_together_and_binary_data_is_whole(server: FakeMcpSe
 
 async def test_links_and_sounds_of_a_prompt(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
-    link = {"type": "resource_link", "uri": "file:///a", "name": "a", "title": "A", "mimeType": "text/plain"}
+    link: dict[str, Any] = {"type": "resource_link", "uri": "file:///a", "name": "a", "title": "A"}
+    link["mimeType"] = "text/plain"
+    link |= {"description": "All of it", "size": 5, "annotations": {"priority": 1}}
     blob = {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA"}, "annotations": {"priority": 1}}
     messages = [{"role": "assistant", "content": each} for each in (sound, link, blob)]
     server.answers["prompts/get"] = answering({"messages": messages})
     await offering(gateway, server)
     _, told = await get_prompt(gateway, "fake", "ask", city="Bonn")
-    del link["title"], blob["annotations"]
+    del link["annotations"], blob["annotations"]
     assert told == {"messages": messages}
 
 

@@ -228,15 +228,38 @@ async def test_what_a_server_lists_is_checked(server: FakeMcpServer, gateway: Ga
         tool("either", execution={"taskSupport": "optional"}),
     ]
     told = await connect(gateway, server.route())
-    assert told["tools"] == ["fake__either", "fake__endless", "fake__good", "fake__slow"]
+    assert told["tools"] == ["fake__either", "fake__endless", "fake__good", "fake__slow", "fake__with_blank"]
     assert "The tool task is left out: it runs only as a task, which is not supported." in told["reason"]
     assert "The tool bad is left out: its schema is not valid" in told["reason"]
     assert "The tool large is left out: its schema is larger than 65536 bytes." in told["reason"]
-    assert "its name 'with blank' cannot be used" in told["reason"]
+    assert f"its name '{'x' * 99} cannot be used" in told["reason"]
     good = next(each for each in await list_tools(gateway) if each["tool"] == "fake__good")
     assert good["definition"]["function"]["description"] == "Tool good."
     assert await call_text(gateway, "fake__slow", a="x" * 50 + "!") == "{'a': '" + "x" * 50 + "!'}"
     assert await call_code(gateway, "fake__endless") == (502, "tool_failed")
+
+
+async def test_names_of_tools_are_those_that_models_take(server: FakeMcpServer, gateway: GatewayHarness) -> None:
+    """They are offered as `[a-zA-Z0-9_-]{1,64}`, and the server is asked by its own."""
+    own = ["get.forecast", "get_forecast", "files/read", "日本", "天気", "x" * 100, "Wetter für heute", "plain"]
+    own += ["a/b", "a.b", "list*"]
+    server.tools = [tool(name) for name in own]
+    server.answers = {name: answering(text_result(f"this is {name}")) for name in own}
+    keys = (key("old", tools=("fake__files/read", "fake__get.forecast")), key("all", tools=("*",)))
+    await gateway.publish(mcp_servers=(server.route(),), keys=keys)
+    names = await until("it is connected", lambda: list_names(gateway, "secret-all"))
+    assert len(set(names)) == len(own)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names)
+    assert {"fake__get_forecast", "fake__files_read", "fake__Wetter_f_r_heute", "fake__plain"} <= set(names)
+    said = {name: (await call_tool(gateway, name, "secret-all"))[1]["plain_text_response"] for name in names}
+    assert sorted(said.values()) == sorted(f"this is {name}" for name in own)
+    assert said["fake__get_forecast"] == "this is get_forecast", "a name that needs no change has none"
+    assert not {"fake__a_b"} & set(names), "the order of the list decides nothing"
+    old = await list_names(gateway, "secret-old")
+    assert {said[name] for name in old} == {"this is files/read", "this is get.forecast"}, "as the server names them"
+    for name in names:
+        status, _ = await call_tool(gateway, name, "secret-old")
+        assert status == (200 if name in old else 403), name
 
 
 @pytest.mark.parametrize("is_events", [False, True])
@@ -314,6 +337,8 @@ async def test_results_are_texts(server: FakeMcpServer, gateway: GatewayHarness)
         {"type": "resource", "resource": {"uri": "file:///a", "text": "in the shed"}},
         {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA", "mimeType": "x/y"}},
         {"type": "resource_link", "uri": "file:///c", "name": "c"},
+        {"type": "resource_link", "uri": "file:///d", "name": "d", "mimeType": "text/csv", "size": 12}
+        | {"description": "Prices"},
     ]
     server.answers = {
         "mixed": answering({"content": parts}),
@@ -326,6 +351,7 @@ async def test_results_are_texts(server: FakeMcpServer, gateway: GatewayHarness)
     assert (await call_text(gateway, "fake__mixed")).splitlines() == [
         *("Coal", "[image, image/png, 3 bytes]", "[audio, audio/wav, 3 bytes]", "in the shed"),
         *("[resource file:///b, x/y]", "[resource c: file:///c]"),
+        "[resource d: file:///d, text/csv, 12 bytes, Prices]",
     ]
     assert await call_text(gateway, "fake__structured") == '{"a": 1}'
     assert await call_error(gateway, "fake__failed") == "no coal"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
 
-from contract.tools import ToolRoute
+from contract.tools import McpServerRoute, ToolRoute
 from gateway.exchange.engine_stage import EngineStage
 from tests.fakes.fake_retrieval import fake_retrieval, file_hit
 from tests.fakes.fake_tool_model import Call, Fields, Move
@@ -105,6 +105,23 @@ async def test_a_later_request_continues_with_what_was_called() -> None:
         # Nor does one need the tools to read of them.
         await loop.create(input="Bye", previous_response_id=second.id, tools=[])
         assert "tools" not in loop.model.requests[-1]
+
+
+async def test_a_server_may_be_named_by_its_declared_address_or_ours() -> None:
+    """It is never connected: nobody is there."""
+    declared = McpServerRoute(name="weather", url="https://192.0.2.1/mcp")
+    async with looping(*(ASKS, SAYS) * 3, path_prefix="/llm") as loop:
+        await loop.gateway.publish(*loop.gateway.services.live.current.models.values(), mcp_servers=(declared,))
+        for url in ("https://192.0.2.1:443/mcp/", f"{loop.gateway.url}/mcp", f"{loop.gateway.url}/llm/mcp"):
+            response = await loop.create(tools=[{**WEATHER, "server_url": url}])
+            assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+        for fields, place in (
+            ({"server_url": "https://192.0.2.2/mcp"}, "tools[0].server_url"),
+            ({"server_url": f"{loop.gateway.url}/other/mcp"}, "tools[0].server_url"),
+            ({"connector_id": "connector_gmail"}, "tools[0].connector_id"),
+        ):
+            reply = await loop.gateway.post(RESPONSES, model="m", input="Hi", tools=[{**WEATHER, **fields}])
+            assert (reply.status, reply.error["param"]) == (400, place)
 
 
 async def test_built_in_tools_are_the_server_roundhouse() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +21,9 @@ from tests.support.document_files import (
     make_docx_of,
     make_encrypted_pdf,
     make_epub,
+    make_odf,
     make_pdf,
+    make_pdf_with_annotations,
     make_pptx,
     make_xlsx,
     make_zip,
@@ -50,6 +53,11 @@ ENCRYPTED, EMPTY, NOT_TEXT = "document_encrypted", "document_empty", "document_n
 OLD_OFFICE = bytes.fromhex("d0cf11e0a1b11ae1")
 PACKAGE = "EncryptedPackage".encode("utf-16-le")
 LAUGHING = {"META-INF/container.xml": LAUGHS + "<d>&a9;</d>"}
+ODF_LAUGHS = {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": LAUGHS + "<d>&a9;</d>"}
+_CELL = '<table:table-cell table:number-columns-repeated="9999"><text:p>x</text:p></table:table-cell>'
+REPEATED = f'<table:table><table:table-row table:number-rows-repeated="999999">{_CELL}</table:table-row></table:table>'
+MERGED = "<table>" + f"<tr><td rowspan=9999 colspan=1000>{'x' * 199}<td>" * 999
+"""Tables whose merged cells are far larger than themselves."""
 NO_DOCUMENT = {"_rels/.rels": "<Relationships/>", "word/x": ""}
 BAD: dict[str, tuple[Callable[[], bytes], str, str, str]] = {
     # What makes the file, its name, the code, what the message says.
@@ -77,6 +85,13 @@ BAD: dict[str, tuple[Callable[[], bytes], str, str, str]] = {
     "DOCX of a billion laughs": (lambda: make_docx("t", prolog=LAUGHS, body=USE), "a.docx", MALFORMED, "entities"),
     "DOCX of an outer entity": (lambda: make_docx("t", prolog=OUTSIDE, body=USE), "a.docx", MALFORMED, "entities"),
     "EPUB of a billion laughs": (lambda: make_zip(LAUGHING), "a.epub", MALFORMED, "entities"),
+    "ODT that expands": (lambda: make_odf("text", " " * (9 * MIB)), "a.odt", TOO_LARGE, "expands"),
+    "ODS of repeated rows": (lambda: make_odf("spreadsheet", REPEATED), "a.ods", TOO_LARGE, "larger than"),
+    "ODT of a billion laughs": (lambda: make_zip(ODF_LAUGHS), "a.odt", MALFORMED, "entities"),
+    "RTF of groups": (lambda: b"{\\rtf1" + b"{" * MIB, "a.rtf", MALFORMED, "nested"),
+    "gzip that expands": (lambda: gzip.compress(bytes(64 * MIB)), "a.txt.gz", TOO_LARGE, "expands"),
+    "gzip of a program": (lambda: gzip.compress(b"\x7fELF" * 99), "a.gz", UNSUPPORTED, "a program"),
+    "large merged cells": (MERGED.encode, "a.html", TOO_LARGE, "larger than"),
     "large text": (lambda: b"some text\n" * (MIB // 2), "a.txt", TOO_LARGE, "larger than"),
     "large HTML": (lambda: b"<p>some text\n" * (MIB // 2), "a.html", TOO_LARGE, "larger than"),
 }
@@ -172,6 +187,13 @@ async def test_damaged_bytes_anywhere_end_in_an_answer(pool: ParserPool, tmp_pat
         "a.xlsx": make_xlsx({"Sheet": [["a", 1.5], ["b", 2]]}),
         "a.epub": make_epub({"Chapter": "text " * 50}),
         "a.pdf": make_pdf("some text", "other text"),
+        "b.pdf": make_pdf_with_annotations("some", ["/Subtype /Widget /FT /Tx /T (f) /V (x)", "/Subtype /Text /T (a)"]),
+        "a.odt": make_odf(
+            "text", "<text:p>text<office:annotation><text:p>odd</text:p></office:annotation></text:p>" * 20
+        ),
+        "a.rtf": b"{\\rtf1\\ansi{\\fonttbl{\\f0\\fcharset204 A;}}{\\header top}"
+        b"\\'e9\\u233 e text{\\footnote x}\\cell\\row}",
+        "a.txt.gz": gzip.compress(b"some text " * 20),
         "a.html": b"<html><h1>Title</h1><ul><li>item<table><tr><td>cell</table><pre>x</pre></html>",
         "a.eml": b"From: a@b.org\nSubject: text\nContent-Type: multipart/mixed; boundary=x\n\n--x\n\nhello\n--x--\n",
     }

@@ -37,6 +37,7 @@ def good_reads(draw: st.DrawFn) -> ParsedFolder:
             {name: McpServer(command=[name]) for name in servers},
             {name: {"command": [name]} for name in servers},
         ),
+        discover=draw(st.booleans()),
         digest="d",
     )
 
@@ -92,7 +93,10 @@ def check(
         confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
         assert in_force == (known - confirmed) | declared
         assert missing == in_force - declared
-    assert (after.wake_at is None) == (not after.missing and not after.missing_servers)
+    assert (after.wake_at is None) == (
+        not after.missing and not after.missing_servers and after.discover == parsed.discover
+    )
+    assert after.discover or not parsed.discover
     assert after.wake_at is None or after.wake_at > now
     names = [*after.definitions, *(alias for each in after.definitions.values() for alias in each.aliases)]
     assert len(names) == len(set(names)), "two models have one name"
@@ -110,4 +114,4 @@ def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, Parsed
     if settled.wake_at is not None:
         settled = debounce(settled, last, now + CONFIRM_S)
         assert settled is not None
-    assert settled == DebouncedState(last.definitions, last.declared_models, tools=last.tools)
+    assert settled == DebouncedState(last.definitions, last.declared_models, tools=last.tools, discover=last.discover)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def come_and_go(data: st.DataObject, world: TokenWorld, tokens_per_byte: st.Sear
     world.run(MOST_TICKS)
 
 
+@pytest.mark.slow
 @settings(max_examples=campaign_count(25, 1_500))
 @given(st.data(), worlds(), st.sampled_from((0.1, 0.25, 0.5, 1.0)))
 def test_an_engine_that_counts_right_is_never_overfull(data: st.DataObject, world: TokenWorld, rate: float) -> None:

@@ -103,6 +103,7 @@ def _stream(dialect: Dialect, event: bytes) -> None:
     events.feed_data(event)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "frame",
     [

@@ -24,7 +24,24 @@ WORDS = st.sampled_from(
             "e\u0301",
             "\U0001f44d\U0001f3fd",
         ),
-        *("1234567", "a" * 37, "!?", "```", "~~~", "# ", "## ", "===", "---", "- ", "| a |", "}", "    ", " " * 40),
+        *(
+            "1234567",
+            "a" * 37,
+            "!?",
+            "```",
+            "~~~",
+            "# ",
+            "## ",
+            "===",
+            "---",
+            "- ",
+            "| a |",
+            "|---|",
+            '"',
+            "}",
+            "    ",
+            " " * 40,
+        ),
         *("\n" * 40, "\t", "\r\n", "\x0c", "\u2028", "\u00a0", "\x00", "\ufeff"),
     ]
 )
@@ -34,7 +51,7 @@ TEXTS = st.one_of(
     ),
     st.text(st.characters(codec="utf-8"), max_size=200),
 )
-STRUCTURES: st.SearchStrategy[Structure] = st.sampled_from(["markdown", "prose", "lines"])
+STRUCTURES: st.SearchStrategy[Structure] = st.sampled_from(["markdown", "prose", "lines", "records"])
 
 
 @st.composite

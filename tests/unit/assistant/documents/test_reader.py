@@ -18,7 +18,7 @@ from assistant.documents import extract_text
 from assistant.documents.extract_text import NO_MEMORY, UnreadableFileError
 from assistant.documents.reader import AT_ONCE, MOST_WAITING, DocumentReader
 from contract.errors import RoundhouseError
-from gateway.protocols.common.request import FilePart
+from gateway.protocols.common.file_parts import FilePart
 from tests.support.document_files import WAITS, count_running, make_bomb, make_encrypted_pdf, make_pdf
 from tests.support.wait import DEADLINE_S, until
 

@@ -310,9 +310,17 @@ async def test_another_process_can_read_the_file_and_another_gateway_does_not_us
         await store.submit_job(methodcaller("save_objects", stored("a")))
         with pytest.raises(StoreError, match="another gateway uses it"):
             made(tmp_path)
+        waiting = StateStore(tmp_path, max_bytes=MIB, retention_s=HOUR, clock=Clock(), lock_wait_s=60)
+        writing, finding = waiting.save_object(stored("c")), asyncio.create_task(found(waiting, "a"))
+        assert writing.extra_s > 50
         ids = "import sqlite3, sys; print(*next(sqlite3.connect(sys.argv[1]).execute('SELECT id FROM responses')))"
         command = (sys.executable, "-c", ids, str(tmp_path / "responses.db"))
         reader = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         said, _ = await reader.communicate()
         assert said.decode().strip() == response("a")["id"]
         await save_and_find(store, "b")
+        assert [finding.done(), writing.done.done()] == [False, False]
+    assert await finding == response("a")
+    assert await writing.done is None
+    assert waiting.save_object(stored("d")).extra_s == 0
+    await waiting.close()

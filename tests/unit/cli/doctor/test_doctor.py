@@ -24,6 +24,7 @@ from cli.doctor_facts import count_on_bus, read_docker, read_facts, read_toolkit
 from cli.output import ExitCode
 from contract.errors import RoundhouseError
 from controller.settings import ControllerSettings, load_settings
+from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.cli import Roundhouse
 from tests.support.clockwork_folders import make_hf
 
@@ -389,6 +390,15 @@ def test_the_exit_code_is_of_the_worst_finding(
     }
     monkeypatch.setattr("cli.doctor_facts.read_facts", lambda *_: prepared[status])
     assert roundhouse("doctor").code == code
+
+
+async def test_images_are_asked_for_only_where_the_running_controller_uses_docker(place: Place) -> None:
+    async with FakeControlApi(Path(place.settings().controller_url.removeprefix("unix:"))) as api:
+        assert (await asyncio.to_thread(place.facts, runtime="auto")).docker.runtime == "process"
+        api.status = api.status.model_copy(update={"runtime": "docker"})
+        assert (await asyncio.to_thread(place.facts, runtime="auto")).docker.runtime == "docker"
+        assert (await asyncio.to_thread(place.facts, runtime="process")).docker.runtime == "process"
+    assert (await asyncio.to_thread(place.facts, runtime="auto")).docker.runtime == "auto"
 
 
 # Facts of a daemon that answers as Docker's API does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -15,9 +16,19 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from cli.gateway_client import GatewayAddress
 from cli.output import CommandError, ExitCode
-from cli.rag.client import document_id_of, find_files, parse_questions, rank_documents
+from cli.rag.client import (
+    AddedFiles,
+    RagClient,
+    document_id_of,
+    find_files,
+    follow_files,
+    parse_questions,
+    rank_documents,
+)
 from cli.rag.command import parse_attributes
 from cli.rag.ranking import (
     Question,
@@ -41,12 +52,22 @@ from contract.documents import DOCUMENT_ID_PATTERN
 from tests.support.cli import Cli, Roundhouse
 from tests.support.ports import free_port
 from tests.support.small_disk import mount_small_disk
+from tests.support.wait import until
 
 
 def test_a_pipe_below_a_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     os.mkfifo(tmp_path / "b")
     assert [file.path.name for file in find_files([tmp_path])] == ["a.txt"]
+
+
+def test_a_documents_path_names_no_folder_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "yard" / "north").mkdir(parents=True)
+    (tmp_path / "yard" / "north" / "a.txt").write_text("a")
+    for given, shown in ((tmp_path / "yard", "yard/north/a.txt"), (tmp_path / "yard/north/a.txt", "a.txt")):
+        assert [file.shown_path for file in find_files([given])] == [shown]
+    monkeypatch.chdir(tmp_path / "yard")
+    assert [file.shown_path for file in find_files([Path("north")])] == ["north/a.txt"], "as it was given"
 
 
 @pytest.mark.parametrize(
@@ -129,10 +150,12 @@ async def test_documents_that_cannot_be_exported_or_added(tmp_path: Path, capsys
 
 
 def test_files_that_no_gateway_takes(tmp_path: Path, roundhouse: Roundhouse) -> None:
-    (tmp_path / "fox.txt").write_text("fox")
-    code, _, err = roundhouse("rag", "add", str(tmp_path), "--gateway", f"http://127.0.0.1:{free_port()}")
-    assert code == ExitCode.NO_CONTROLLER
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text("fox")
+    code, out, err = roundhouse("rag", "add", str(tmp_path), "--gateway", f"http://127.0.0.1:{free_port()}")
+    assert (code, out) == (ExitCode.NO_CONTROLLER, "")
     assert "no gateway answers" in err
+    assert len(err.splitlines()) == 1, "not one for each file"
 
 
 @pytest.mark.parametrize(
@@ -348,3 +371,31 @@ async def test_what_is_no_whole_export_is_refused(path: Path, tmp_path: Path) ->
         writer.finish(io.BytesIO(LINES + b'{"id": 1}\n'))
     with ExportReader(path) as reader, pytest.raises(ExportError, match=r"line 4 of documents.jsonl is damaged: id"):
         list(reader.read_documents())
+
+
+async def test_what_changes_while_no_gateway_answers_is_sent_once_one_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("A fox.")
+    sent: list[str] = []
+
+    async def add(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"id": "a", "status": "ready"})
+
+    port = free_port()
+    app = web.Application()
+    app.router.add_post("/v1/documents", add)
+    async with RagClient(GatewayAddress(f"http://127.0.0.1:{port}", verifies=True), None) as client:
+        added = AddedFiles((), began_at=0.0)
+        following = asyncio.create_task(
+            follow_files(client, [tmp_path], {}, added, lambda file, _: sent.append(file.path.name))
+        )
+        try:
+            await until("it says so", lambda: "no gateway answers" in capsys.readouterr().err)
+            async with TestServer(app, port=port):
+                await until("it is sent", lambda: sent == ["a.txt"])
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+    assert "no gateway answers" not in capsys.readouterr().err, "once"

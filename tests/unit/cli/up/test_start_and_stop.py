@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.output import CommandError, ExitCode
-from cli.up.command import check_port_free
+from cli.up.command import check_models
 from cli.up.run import (
     DEMO_MODELS,
     REAL_MODEL_LINE,
@@ -30,6 +30,7 @@ from cli.up.supervisor import (
     ProcessRecord,
     UpRecord,
     gateway_stop_timeout_s,
+    listen_at,
     read_record,
     up_gateway_timeout_s,
     write_record,
@@ -37,27 +38,34 @@ from cli.up.supervisor import (
 from common.settings import KNOWN_VARIABLES, RETRIEVAL_VARIABLES, TRANSFERS_VARIABLES
 from contract.model_reference import HubReference, parse_reference
 from contract.status import ControllerStatus, ModelState, ModelStatus, StatementView
-from controller.artifacts.model_roots import ModelRoots
+from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.parse import parse_folder, read_folder
 from controller.settings import ControllerSettings, url_of
 from tests.support.cli import Output, Roundhouse
 from tests.support.ports import free_port
 
 
-def test_every_address_must_be_free_and_is_left_free() -> None:
+def test_every_address_must_be_free() -> None:
     port = free_port()
     hosts = ["127.0.0.2", "127.0.0.3"]
-    assert check_port_free(hosts, port) == port
-    assert 0 < check_port_free(hosts, 0) < 65_536, "for port 0 a free one is found"
+    for wanted in (port, 0):
+        listeners = listen_at(hosts, wanted)
+        assert [each.getsockname()[0] for each in listeners] == hosts
+        [bound] = {each.getsockname()[1] for each in listeners}
+        assert bound == (wanted or bound)
+        with socket.create_connection(("127.0.0.3", bound)):
+            pass  # it waits to be accepted, and is not refused
+        for each in listeners:
+            each.close()
     with socket.create_server(("127.0.0.3", port)), pytest.raises(CommandError) as raised:
-        check_port_free(hosts, port)
+        listen_at(hosts, port)
     line = f"cannot listen on 127.0.0.3:{port}: Address already in use; choose another with --host or --port"
     assert (raised.value.args[0], raised.value.code) == (line, ExitCode.ADDRESS_TAKEN)
 
 
 def test_a_name_that_is_none_is_a_matter_of_the_option() -> None:
     with pytest.raises(CommandError) as raised:
-        check_port_free(["127.0.0.1", "no-such-host.invalid"], 0)
+        listen_at(["127.0.0.1", "no-such-host.invalid"], 0)
     assert raised.value.args[0].startswith("cannot listen on no-such-host.invalid: ")
     assert raised.value.args[0].endswith("; --host names the address")
     assert raised.value.code is ExitCode.USAGE
@@ -102,6 +110,10 @@ def test_folders_that_are_missing_or_cannot_be_made_are_one_line(folder: Path, r
         "desired-state files\n"
     )
     assert roundhouse("up", "--desired", str(folder / "none"), "--state", str(state)) == (ExitCode.USAGE, "", line)
+    models = roundhouse("up", "--desired", str(folder), "--state", str(state), "--models", f"{folder}/none,{folder}")
+    hint = "--models or ROUNDHOUSE_MODELS names the folders of model files"
+    line = f"roundhouse: there is no folder {folder}/none; {hint}\n"
+    assert models == (ExitCode.USAGE, "", line)
     assert not state.exists()
     state.touch()
     line = f"roundhouse: state folder {state}/below cannot be used: Not a directory\n"
@@ -109,6 +121,22 @@ def test_folders_that_are_missing_or_cannot_be_made_are_one_line(folder: Path, r
 
 
 # The parts.
+
+
+def test_the_home_folder_is_known_in_every_place_and_only_the_first_folder_must_exist(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "hub").mkdir()
+    check_models(split_folders("~/hub,~"))
+    check_models(split_folders("models,~/hub"))
+    assert capsys.readouterr().err == ""
+    check_models(split_folders("models,~/away"))
+    assert capsys.readouterr().err == (
+        f"roundhouse: there is no folder {folder}/away: the models in it cannot start until there is\n"
+    )
+    with pytest.raises(CommandError, match=f"there is no folder {folder}/away; --models"):
+        check_models(split_folders("~/away,models"))
 
 
 def test_the_model_to_try_is_the_one_with_the_best_api() -> None:

@@ -109,12 +109,24 @@ async def test_an_exit_that_is_fatal_at_first_passes_later(tmp_path: Path) -> No
         "runs = len(seen.read_text()) if seen.exists() else 0\nseen.write_text('x' * (runs + 1))\n"
         "sys.exit(5) if runs == 1 else signal.pause()"
     )
+    runs = tmp_path / "runs"
     watched = Watched(spec("a", script))
-    await until("it ran", (tmp_path / "runs").exists)
+    # The file exists before its first letter does.
+    await until("it ran", lambda: runs.exists() and runs.read_text() == "x")
     os.kill(watched.pids["a"], signal.SIGKILL)
-    await until("it ran three times", lambda: (tmp_path / "runs").read_text() == "xxx")
+    await until("it ran three times", lambda: runs.read_text() == "xxx")
     assert "the a ended with exit code 5; it is started again in 1 s" in watched.lines
     await watched.end()
+
+
+async def test_a_side_program_that_can_never_run_is_told_once_and_the_others_go_on() -> None:
+    ends = {4: FatalExit(ExitCode.LOCKED, "another has it")}
+    child = replace(spec("side", "import sys; sys.exit(4)"), fatal=ends, dies_alone=True)
+    watched = Watched(child, spec("a"))
+    await until("it is told", lambda: watched.lines)
+    assert watched.lines == ["the side program is not started again: another has it"]
+    assert await watched.end() == Ending(ExitCode.DONE)
+    assert len(watched.lines) == 1
 
 
 async def test_a_child_that_was_told_to_end_by_others_ends_everything() -> None:

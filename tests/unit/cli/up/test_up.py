@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -110,10 +109,11 @@ async def test_programs_that_do_not_end_are_killed_within_the_bound(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bound = supervisor.UP_GATEWAY_S + supervisor.UP_PROGRAMS_S + supervisor.UP_LEFT_S
-    assert bound < supervisor.UP_ENDS_S <= 15
+    assert bound < supervisor.UP_ENDS_S <= 40
     assert supervisor.UP_ENGINES_S < supervisor.UP_PROGRAMS_S
     monkeypatch.setenv("ROUNDHOUSE_SHUTDOWN_GRACE_S", "0")
     monkeypatch.setenv("ROUNDHOUSE_PAGE", "0")
+    monkeypatch.setattr(supervisor, "UP_SAID_S", 0.1)
     monkeypatch.setattr(supervisor, "UP_GATEWAY_S", 0.2)
     monkeypatch.setattr(supervisor, "UP_PROGRAMS_S", 0.3)
     settings = ControllerSettings(desired=folder, state=folder / "state", models=folder, runtime="process")
@@ -130,9 +130,10 @@ async def test_programs_that_do_not_end_are_killed_within_the_bound(
     assert len(pids) == 4
     assert not any(runs(pid) for pid in pids)
     err = capfd.readouterr().err
-    assert "the gateway did not end within 0.2 s and is killed" in err
+    assert "waiting for the gateway to end, 0.1 s more at most" in err
+    assert "the gateway did not end within 0.2 s and is killed; its running requests are cut off" in err
     for name in ("retrieval", "transfers", "controller"):
-        assert f"the {name} did not end within 0.3 s and is killed" in err
+        assert f"the {name} did not end within 0.3 s and is killed; nothing that it accepted is lost" in err
 
 
 async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up) -> None:
@@ -164,23 +165,6 @@ async def test_what_is_fatal_at_first_is_tried_again_once_all_ran(up: Up, progra
     assert up.is_running()
     other = "controller" if name == "gateway" else "gateway"
     assert up.events().count(f"{other} started") == 1
-
-
-async def test_a_port_that_somebody_holds_while_the_gateway_is_away_is_waited_for(up: Up) -> None:
-    await serve(up)
-    # Nobody starts the gateway again before the port is somebody's.
-    up.send(signal.SIGSTOP)
-    gateway = read_record(up.state).children["gateway"]
-    os.kill(gateway.pid, signal.SIGKILL)
-    await until("its port is free", lambda: not gateway.is_alive())
-    with socket.create_server(("127.0.0.1", up.port)):
-        up.send(signal.SIGCONT)
-        await until("it was refused twice", lambda: up.err.count("the gateway ended with exit code 3") >= 2)
-        assert up.is_running()
-    await until("it has the port", up.answers)
-    assert up.events().count("controller started") == 1
-    up.send(signal.SIGTERM)
-    assert await up.ended() == ExitCode.DONE
 
 
 @pytest.mark.parametrize(
@@ -242,7 +226,7 @@ async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFix
     assert out == f"stopped roundhouse up (process {up.process.pid})\n"
     assert err.startswith(
         f"roundhouse: waiting for roundhouse up (process {up.process.pid}): it lets running requests finish, then ends "
-        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 75 s "
+        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 100 s "
         "(--timeout)\n"
     )
     assert "gateway got SIGTERM" in up.events()

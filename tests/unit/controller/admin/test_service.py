@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ async def test_two_loads_of_one_moment_are_one_and_the_second_sees_the_first(tmp
         with refusal("invalid_load_request"):
             bench.load(3)
         bench.service.load_model("m", {}, None, actor="b")
-        assert (await bench.row()).statement.reason == "loaded by a"
+        assert (await bench.row()).statement.reason == "load ordered by a"
         await bench.round(4)
         assert len(bench.runtime.replicas) == 2
 
@@ -246,11 +247,13 @@ async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_
     async with opened(tmp_path, {"m": STUB | {"gpus": 1, "vram_mib": 4000, "replicas": 2}}) as bench:
         bench.runtime.found_gpus = (Gpu("GPU-a", 0, "fake", 8_000, 100),)
         bench.runtime.gpu_driver = GpuDriver("570.195.03", "12.8", ("geforce",))
+        reconciler = bench.harness.reconciler
+        reconciler.sources = replace(reconciler.sources, host_mib=64_000)
         bench.load()
         await bench.round(4)
         memory = await bench.service.get_gpu_memory()
         assert (memory.error, [gpu.used_over_total for gpu in memory.gpus]) == (None, ["100MiB / 8000MiB"])
-        assert memory.gpus[0].claimed_mib == 8000
+        assert (memory.gpus[0].claimed_mib, memory.host_mib) == (8000, 64_000)
         assert (memory.driver_version, memory.cuda_version) == ("570.195.03", "12.8")
         assert memory.unread_gpus == []
         [model] = memory.models

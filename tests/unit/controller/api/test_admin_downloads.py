@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from pydantic import BaseModel
 
-from contract.downloads import Download, Removal
+from contract.downloads import Download, FoundRepository, ModelChoice, Removal
 from contract.errors import RoundhouseError
-from contract.model_files import InspectedModel, ModelFileList, OrderedDownload
+from contract.model_files import InspectedModel, ModelFileList, ModelSearch, OrderedDownload
 from controller.api import examples
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.controller_app import running
@@ -132,6 +132,71 @@ async def test_downloads_are_off_by_setting_or_by_a_public_address(
         client = HttpClient(site.url, session)
         assert (await client.post(DOWNLOADS, reference=REFERENCE)).code == code
         assert (await client.get(DOWNLOADS)).code == code
+        assert (await client.get(f"{DOWNLOADS}/search?words=a")).code == code
+
+
+def offer(reference: str, main: str, size: int = 2**30) -> ModelChoice:
+    return ModelChoice(reference=reference, format="gguf", main=main, file_count=1, size=size)
+
+
+async def test_a_search_says_what_fits_and_what_is_here(
+    transfers: FakeTransfers, client: HttpClient, folder: Path
+) -> None:
+    choices = [
+        offer(REFERENCE, MAIN),
+        offer("hf:user/tiny:F16", "user/tiny/tiny-F16.gguf", 2**50),
+        offer("hf:user/tiny", "user/tiny"),
+    ]
+    transfers.found = [
+        FoundRepository(repository="user/tiny", downloads=7, licence="mit", choices=choices),
+        FoundRepository(repository="user/tiny-broken", reason="The hub does not show it."),
+    ]
+    found = (await client.get(f"{DOWNLOADS}/search?words=tiny")).success
+    tiny, broken = found["repositories"]
+    assert (tiny["downloads"], tiny["licence"], broken["reason"]) == (7, "mit", "The hub does not show it.")
+    first, huge, _ = tiny["choices"]
+    assert first["reference"] == REFERENCE
+    assert first["forecast"]["summary"] == "about 2151 MiB; fits in main memory"
+    assert [each["fits"] for each in huge["forecast"]["devices"]] == [False]
+    assert [each["is_present"] for each in tiny["choices"]] == [False, False, False]
+
+    ordered = (await client.post(DOWNLOADS, reference=REFERENCE)).body
+    transfers.set_state(ordered["id"], "finished")
+    fields = {"model_path": MAIN, "backend": "llama_server", "enabled": False}
+    assert (await client.request("PUT", "/v1/admin/declarations/models/mine", json=fields)).status == 201
+    (tiny,) = (await client.get(f"{DOWNLOADS}/search?words=tiny&limit=1")).success["repositories"]
+    marks = [(each["is_present"], each["used_by"]) for each in tiny["choices"]]
+    assert marks == [(True, ["mine"]), (False, []), (False, [])], "its folder is no model for one file in it"
+    (folder / "user/tiny/config.json").write_text("{}")
+    (tiny,) = (await client.get(f"{DOWNLOADS}/search?words=tiny&limit=1")).success["repositories"]
+    assert tiny["choices"][2]["is_present"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("", "words"),
+        ("?words=", "words"),
+        ("?words=%20%09", "words"),
+        (f"?words={'x' * 201}", "words"),
+        ("?words=a%0Ab", "control characters"),
+        ("?words=a&limit=21", "limit"),
+        ("?words=a&limit=0", "limit"),
+    ],
+)
+async def test_searches_that_are_refused(client: HttpClient, query: str, words: str) -> None:
+    refused = await client.get(f"{DOWNLOADS}/search{query}")
+    assert refused.refusal == (422, "schema_violation")
+    assert words in refused.error["message"]
+
+
+async def test_a_search_without_network_or_transfers_says_so(transfers: FakeTransfers, client: HttpClient) -> None:
+    transfers.refusal = RoundhouseError("source_unavailable", "No connection to the hub: no route.")
+    refused = await client.get(f"{DOWNLOADS}/search?words=tiny")
+    assert (refused.code, refused.error["message"]) == ("source_unavailable", "No connection to the hub: no route.")
+    await transfers.close()
+    assert (await client.get(f"{DOWNLOADS}/search?words=tiny")).refusal == (503, "transfers_unreachable")
+    await transfers.open()
 
 
 async def test_an_error_of_the_source_is_passed_on(transfers: FakeTransfers, client: HttpClient) -> None:
@@ -146,6 +211,7 @@ async def test_an_error_of_the_source_is_passed_on(transfers: FakeTransfers, cli
         (InspectedModel, examples.INSPECTED),
         (OrderedDownload, examples.ORDERED),
         (ModelFileList, examples.MODEL_FILES),
+        (ModelSearch, examples.MODEL_SEARCH),
         (Removal, examples.REMOVAL),
     ],
 )

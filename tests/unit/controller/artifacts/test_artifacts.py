@@ -63,7 +63,7 @@ def test_a_good_file_is_not_spoken_of(root: Path, path: str, kind: Kind) -> None
         ("confg.json", "file", 'is missing from ROOT; did you mean "config.json"?'),
         ("hff", "folder", 'is missing from ROOT; did you mean "hf"?'),
         ("config.json/x.gguf", "gguf", "is missing from ROOT: one of its folders is a file"),
-        ("llama", "gguf", 'is a folder, and a GGUF file is needed: name a file in it, such as "llama-3-q4.gguf"'),
+        ("llama", "gguf", 'is a folder, and a GGUF file is needed: name the file in it, "llama-3-q4.gguf"'),
         ("hf", "gguf", "is a folder, and a GGUF file is needed"),
         ("hf", "file", "is a folder, and a file is needed"),
         ("config.json", "folder", "is a file, and a folder is needed"),
@@ -74,6 +74,25 @@ def test_a_good_file_is_not_spoken_of(root: Path, path: str, kind: Kind) -> None
 )
 def test_a_wrong_path_is_told_with_its_field(root: Path, path: str, kind: Kind, message: str) -> None:
     assert check(root, path, kind) == f"model_path: {path} {message.replace('ROOT', str(root))}"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("b.gguf", "a.gguf"), "is a folder with 2 GGUF models: name one of them (a.gguf, b.gguf)"),
+        (("A.GGUF", "b.gguf", "x.txt"), "is a folder with 2 GGUF models: name one of them (A.GGUF, b.gguf)"),
+        (
+            ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf"),
+            'is a folder, and a GGUF file is needed: name the file in it, "m-00001-of-00002.gguf"',
+        ),
+        (tuple(f"{each}.gguf" for each in "abcdefg"), "is a folder with 7 GGUF models: name one of them (a.gguf, b.g"),
+    ],
+)
+def test_a_folder_of_several_models_is_told_as_such(root: Path, names: tuple[str, ...], message: str) -> None:
+    (root / "many").mkdir()
+    for name in names:
+        (root / "many" / name).write_bytes(b"GGUF")
+    assert (check(root, "many", "gguf") or "").startswith(f"model_path: many {message}")
 
 
 def test_contents_that_are_no_model(root: Path) -> None:

@@ -9,10 +9,11 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from controller.artifacts import heads
-from controller.artifacts.heads import ArtifactError, GgufHead, UnreadArtifact, parse_head
+from controller.artifacts.heads import TYPE_SIZES, ArtifactError, GgufHead, UnreadArtifact, parse_head
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from tests.support.gguf_files import gguf_head
@@ -72,6 +73,20 @@ def test_the_file_of_a_split_set_that_is_wrong_is_named(tmp_path: Path, length: 
     write_model(tmp_path / "sub", files | {SPLIT_NAMES[1]: files[SPLIT_NAMES[1]][:length]})
     expected = f"sub/{SPLIT_NAMES[1]} {reason}: was it copied to the end?"
     assert read_reason(tmp_path, f"sub/{SPLIT_NAMES[0]}") == expected
+
+
+def test_a_file_that_ends_within_its_last_tensor_is_told(tmp_path: Path) -> None:
+    whole = gguf_head({"general.architecture": "llama"}, {"a": (8,), "b": (16,)}) + bytes(96)
+    for length, reason in ((len(whole), ""), (len(whole) - 1, "a.gguf ends before its tensors do")):
+        (tmp_path / "a.gguf").write_bytes(whole[:length])
+        artifact = read_artifact("a.gguf", files_below(ModelRoots((tmp_path,)), "a.gguf"))
+        assert isinstance(artifact, UnreadArtifact) == bool(reason)
+        assert reason in getattr(artifact, "reason", "")
+
+
+def test_sizes_of_types_are_those_of_gguf() -> None:
+    known = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: known[kind] for kind in TYPE_SIZES} == TYPE_SIZES
 
 
 # Texts of somebody else's in errors

@@ -88,3 +88,14 @@ def test_a_renamed_model_keeps_its_old_name_as_an_alias_once_the_old_one_has_lef
     settled = after((old, 0.0), (new, 10.0), (new, 12.0))
     assert settled.definitions["talk"].aliases == ["chat", "gpt"]
     assert settled.definitions.keys() == {"talk"}
+
+
+def test_what_is_served_because_it_is_there_stays_until_two_reads_agree() -> None:
+    found = parse_text("models: {}\ndiscover: true")
+    assert after((EMPTY, 0.0), (found, 1.0)).discover, "at once"
+    away = ((found, 0.0), (EMPTY, 10.0))
+    assert (after(*away).discover, after(*away).wake_at) == (True, 10.0 + CONFIRM_S)
+    assert after(*away, (EMPTY, 11.9)).discover
+    assert after(*away, (EMPTY, 11.9), (EMPTY, 12.0)) == DebouncedState({}, {})
+    assert after(*away, (found, 11.0), (EMPTY, 12.5)).discover, "it was there in between"
+    assert after(*away, (BROKEN, 11.0), (EMPTY, 12.5)).discover, "a broken file agrees with nothing"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from contract.status import Problem
-from controller.config.parse import FolderSnapshot, parse_documents, parse_folder, read_documents
+from controller.artifacts.model_roots import ModelRoots
+from controller.config.parse import FolderSnapshot, parse_documents, parse_folder, read_documents, read_folder
 from tests.support.definitions import MODELS_ROOT, parse_text, problems_of, snapshot
 
 NO_MODELS = "desired-state: no file has the key `models`; `models: {}` declares that there are none"
@@ -67,6 +70,27 @@ def test_the_digest_is_of_what_is_declared() -> None:
 def test_json_files_and_yaml_files_together() -> None:
     files = {"a.json": '{"models": {"a": {"backend": "stub"}}}', "b.yml": "models: {b: {backend: stub}}"}
     assert sorted(parse_folder(snapshot(files), MODELS_ROOT).definitions) == ["a", "b"]  # type: ignore[arg-type]
+
+
+def test_names_of_files_count_in_any_case(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.YAML", "B.Yml", "c.JSON", "d.yaml.bak", ".E.YAML", "schema.json")):
+        (tmp_path / name).write_text(f'{{"models": {{"m{number}": {{"backend": "stub"}}}}}}')
+    assert sorted(parse_folder(read_folder(tmp_path), MODELS_ROOT).definitions) == ["m0", "m1", "m2"]
+
+
+def test_a_folder_of_gguf_files_rejects_no_other_model(tmp_path: Path) -> None:
+    """It is refused when it is to start, where it is told which files there are."""
+    (tmp_path / "two").mkdir()
+    (tmp_path / "empty").mkdir()
+    for name in ("a.gguf", "b.GGUF"):
+        (tmp_path / "two" / name).touch()
+    roots = ModelRoots((tmp_path,))
+    text = "models: {m: {model_path: two}, good: {backend: stub}}"
+    parsed = parse_folder(snapshot({"a.yaml": text}), roots)
+    assert {name: each.backend for name, each in parsed.definitions.items()} == {"m": "llama_server", "good": "stub"}
+    for path in ("empty", "missing", "../x"):
+        parsed = parse_folder(snapshot({"a.yaml": text.replace("two", path)}), roots)
+        assert not parsed.is_valid, path
 
 
 def test_a_file_is_read_again_only_when_its_bytes_changed() -> None:

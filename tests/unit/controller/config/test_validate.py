@@ -130,6 +130,18 @@ def test_every_problem_of_every_model_is_told_in_the_order_of_the_file() -> None
     ]
 
 
+def test_what_cannot_be_read_comes_before_what_may_follow_from_it() -> None:
+    assert problems_of("models:\n  a:\n    <<: {backend: stub}\n  b: {backend: stub}\n  b: {backend: stub}\n") == [
+        f"{FIRST}:3: `<<` is not part of YAML 1.2; write the fields, or use an alias for a whole value",
+        f"{FIRST}:5: `b` stands twice; it is first on line 4",
+        f"{FIRST}:2: models.a: the artifact does not tell which backend serves it: set `backend` to one of "
+        f"{', '.join(ENGINES)}",
+    ]
+    assert problems_of("models:\n  a:\n  model_path: a.gguf\n") == [
+        f"{FIRST}:3: models.model_path: `model_path` is a field: indent it below the name of its model"
+    ]
+
+
 def test_one_broken_model_rejects_all() -> None:
     parsed = parse_text("models: {good: {backend: stub}, bad: {backend: stub, replicas: 0}}")
     assert (parsed.is_valid, parsed.definitions, parsed.declared_models, parsed.digest) == (False, {}, {}, "")

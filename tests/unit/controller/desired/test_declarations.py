@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,19 @@ async def test_broken_files_do_not_hinder_a_declaration(site: Site) -> None:
     assert site.wanted() == {"a": False, "b": True}
     await site.restart()
     assert site.wanted() == {"a": False, "b": True}
+
+
+async def test_what_the_files_declare_has_a_place(site: Site) -> None:
+    (site.root / "desired" / "keys.yaml").write_text(f"keys:\n  ci:\n    sha256: {HASH}\n")
+    await site.files.read_files()
+    folder = site.root / "desired"
+    assert site.service.list_declarations().places == {
+        "keys.ci": f"{folder}/keys.yaml:2",
+        "models.a": f"{folder}/models.yaml:2",
+    }
+    for kind, name, place in (("models", "a", "models.yaml:2"), ("keys", "ci", "keys.yaml:2")):
+        with pytest.raises(RoundhouseError, match=re.escape(f"{name} is declared in {folder}/{place}: edit it there.")):
+            site.put(name, kind, sha256=HASH)
 
 
 @pytest.mark.parametrize(

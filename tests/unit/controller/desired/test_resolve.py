@@ -67,9 +67,9 @@ def test_the_defaults_of_the_settings_are_those_of_fields_that_are_left_out() ->
 @pytest.mark.parametrize(
     ("raw", "hold", "words"),
     [
-        (_raw(), False, "unloaded by an operator"),
-        (_raw(autoload=True), False, "unloaded by an operator; the next request loads it"),
-        (_raw(autoload=True), True, "unloaded by an operator"),
+        (_raw(), False, "unload ordered by an operator"),
+        (_raw(autoload=True), False, "unload ordered by an operator; the next request loads it"),
+        (_raw(autoload=True), True, "unload ordered by an operator"),
     ],
 )
 def test_an_unload_says_whether_a_request_ends_it(raw: dict[str, Any], hold: bool, words: str) -> None:

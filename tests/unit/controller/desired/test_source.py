@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,20 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
     assert place.store.load_memory().paused, "the next write brings it along"
     assert place.store.load_memory().attempts == attempts
     assert files.list_unsaved() == []
+
+
+async def test_the_use_of_keys_is_stored_once_a_minute(place: Place) -> None:
+    files = await place.start(EAGER)
+
+    def store(used: dict[str, float], now: float) -> Mapping[str, float]:
+        place.now = now
+        files.remember_keys_used(used)
+        return place.store.load_memory().keys_used
+
+    assert store({"a": 960.0}, 1000.0) == {"a": 960.0}
+    assert store({"a": 1020.0}, 1030.0) == {"a": 960.0}
+    assert store({"a": 1020.0}, 1061.0) == {"a": 1020.0}
+    assert store({}, 500.0) == {}, "the clock was set back"
 
 
 async def test_a_last_good_state_that_could_not_be_stored_is_tried_again(place: Place) -> None:

@@ -12,7 +12,7 @@ from contract.model_files import DeviceFit, MemoryForecast
 from controller.artifacts.heads import Artifact, Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
-from controller.downloads.forecast import ModelPaths, forecast_memory, summarize_fits
+from controller.downloads.forecast import ModelPaths, forecast_memory, forecast_size, measure_rooms, summarize_fits
 from controller.state import HOST, Gpu, Health, ObservedReplica, ObservedState, Phase, ReplicaId
 from tests.support.gguf_files import write_llama
 
@@ -128,6 +128,42 @@ def test_a_forecast_is_the_plans_own_placement(model: Artifact) -> None:
     needed = forecast(model, seen(gpu(0, 24_000))).devices[0].needed_mib
     assert forecast(model, seen(gpu(0, needed))).devices[0].fits
     assert not forecast(model, seen(gpu(0, needed - 1))).devices[0].fits
+
+
+def by_size(gib: float, observed: ObservedState) -> MemoryForecast:
+    return forecast_size(int(gib * 2**30), measure_rooms(observed))
+
+
+def test_the_size_of_the_files_tells_about_where_a_model_fits() -> None:
+    filled = seen(gpu(0, 24_000, 20_000), gpu(1, 8_000), replicas=(qwen({"GPU-0": 20_000, HOST: 50_000}),))
+    small, middle, large = (by_size(gib, filled) for gib in (2, 8, 40))
+    assert small.summary == "about 3277 MiB; fits on GPU 0 beside qwen, or on GPU 1"
+    assert (small.devices[0].needed_mib, small.devices[0].free_mib, small.devices[0].total_mib) == (3277, 4000, 24_000)
+    assert middle.summary == "about 10036 MiB; fits on GPU 0 once qwen is gone, and now in main memory beside qwen"
+    assert [(each.gpus, each.fits, each.fits_alone) for each in middle.devices] == [
+        (["0"], False, True),
+        (["1"], False, False),
+        ([], True, True),
+    ]
+    assert large.summary == "about 46080 MiB; fits in main memory once qwen is gone"
+    assert by_size(70, filled).summary == "about 79872 MiB; does not fit: 4000 of 24000 MiB are free"
+
+
+def test_by_its_size_a_model_fits_on_two_gpus_and_never_on_two_parts_of_one() -> None:
+    two = by_size(30, seen(gpu(0, 24_000), gpu(1, 24_000), gpu(2, 8_000)))
+    assert two.summary == "about 34816 MiB; fits on GPUs 0, 1 together"
+    assert (two.devices[3].needed_mib, two.devices[3].gpus) == (17_408, ["0", "1"])
+    parts = (replace(gpu(0, 24_000), uuid=f"MIG-{number}", mig=number) for number in (0, 1))
+    assert by_size(30, seen(*parts)).summary == "about 34816 MiB; fits in main memory; no GPU has room for it"
+
+
+def test_by_its_size_a_model_without_gpus_unread_ones_and_an_unknown_host() -> None:
+    assert by_size(1, seen()).summary == "about 2151 MiB; fits in main memory"
+    rooms = measure_rooms(seen(gpus=None))
+    assert forecast_size(5, rooms, "the GPUs cannot be read now").summary.endswith("; the GPUs cannot be read now")
+    unknown = forecast_size(5, [])
+    assert unknown.devices == []
+    assert unknown.summary == ("what it takes is not known: the controller has not made its first observation yet")
 
 
 def fit(*gpus: str, fits: bool = True, alone: bool = True, beside: tuple[str, ...] = ()) -> DeviceFit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from controller.downloads.transfers_client import TransfersClient, transfers_add
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.controller_app import Running, running
 from tests.support.gguf_files import write_llama
+from tests.support.wait import until
 
 REFERENCE = "hf:user/tiny-GGUF:Q8_0"
 PINNED = "hf:user/tiny-GGUF/tiny-Q8_0.gguf@abc123"
@@ -33,6 +35,7 @@ def put(folder: Path, *paths: str) -> None:
 
 def test_files_sets_and_folders(tmp_path: Path) -> None:
     put(tmp_path, "one.gguf", "notes.txt", ".roundhouse/records/dl_1.json", "u/.cache/x")
+    put(tmp_path, os.fsdecode(b"\xff.gguf"), os.fsdecode(b"caf\xe9/model.gguf"))  # no JSON can hold such a name
     put(tmp_path / "u/r", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "config.json")
     put(tmp_path / "hf", "config.json", "model.safetensors", "sub/tokenizer.json", "extra.gguf")
     (tmp_path / "broken.gguf").symlink_to(tmp_path / "nowhere")
@@ -87,7 +90,8 @@ class Site:
 
 
 @pytest.fixture
-async def site(folder: Path) -> AsyncIterator[Site]:
+async def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setattr("controller.downloads.file_service.DISCOVER_EVERY_S", 0.05)
     write_llama(folder / "hand.gguf", layers=1)
     content = (folder / "hand.gguf").read_bytes()
     async with FakeTransfers(folder, folder) as transfers:
@@ -144,6 +148,19 @@ async def test_what_a_model_names_stays(site: Site) -> None:
     assert (await site.refuse(MAIN)).entry.code == "models_file_in_use", "the same file through a link"
     site.running.controller.declaration_service.drop_declaration("models", "tiny", actor="ada")
     assert await site.removal(REFERENCE) == ([PROJECTOR, MAIN], [])
+
+
+async def test_a_download_that_is_served_because_it_is_there_is_removed_and_so_is_its_model(site: Site) -> None:
+    (site.root / "desired/discover.yaml").write_text("discover: true\n")
+
+    async def is_discovered() -> bool:
+        return (await site.rows())[MAIN].used_by == ["tiny-Q8_0"]
+
+    await until("the download is served", is_discovered)
+    assert await site.removal(MAIN) == ([PROJECTOR, MAIN], [])
+
+    models = site.running.controller.get_status
+    await until("its model is gone", lambda: [each.name for each in models().models] == ["mine"])
 
 
 async def test_what_no_download_put_there_stays(site: Site) -> None:

@@ -42,12 +42,13 @@ class Bench:
     journal: EventLog
     permission: DownloadPermission = field(default_factory=lambda: DownloadPermission(True, "a test"))
     now: float = 1000.0
-    refreshed: int = 0
+    looked: int = 0
+    placed: set[str] = field(default_factory=set)
     woken: int = 0
 
     def __post_init__(self) -> None:
         self.restart()
-        self.sources = SourceDownloads(self.service, refresh=self.refresh, wake=self.wake)
+        self.sources = SourceDownloads(self.service, look_for_source=self.look_for_source, wake=self.wake)
 
     def restart(self) -> None:
         """A service, as a controller that starts has it."""
@@ -60,8 +61,9 @@ class Bench:
             clock=lambda: self.now,
         )
 
-    async def refresh(self) -> None:
-        self.refreshed += 1
+    async def look_for_source(self, source: str) -> bool:
+        self.looked += 1
+        return source in self.placed
 
     def wake(self) -> None:
         self.woken += 1
@@ -288,7 +290,13 @@ async def test_a_source_is_downloaded_until_its_files_are_placed(following: Benc
     assert following.woken > 0
     following.transfers.set_state(download, "finished")
     await asyncio.wait_for(waits, 10)
-    assert (following.refreshed, following.sources.fractions) == (1, {})
+    assert (following.looked, following.sources.fractions) == (2, {})
+
+
+async def test_a_source_that_somebody_else_has_downloaded_is_not_ordered_again(following: Bench) -> None:
+    following.placed.add(REFERENCE)
+    await following.sources.download_source(REFERENCE)
+    assert following.transfers.requests == []
 
 
 async def test_a_failure_of_a_source_is_in_the_words_of_transfers(following: Bench) -> None:
@@ -298,7 +306,7 @@ async def test_a_failure_of_a_source_is_in_the_words_of_transfers(following: Ben
     following.transfers.set_state(download, "failed", error=RoundhouseError("models_disk_full", "The disk is full."))
     with pytest.raises(SourceDownloadError, match="The disk is full"):
         await asyncio.wait_for(waits, 10)
-    assert following.refreshed == 0
+    assert following.looked == 2, "once before each order"
 
 
 async def test_a_cancelled_source_is_no_success(following: Bench) -> None:

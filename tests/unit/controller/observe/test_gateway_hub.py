@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.processes import read_host, read_own_start
+from contract.keys import Key
 from contract.routing import GatewayProcess, GatewayReport, ModelRoute, Stamp
 from contract.status import ModelState
 from controller.observe.gateway_hub import REFUSAL_SHOWN_S, GatewayHub, GatewayPlace, see_process
@@ -129,6 +130,26 @@ def test_the_last_use_outlives_the_gateway_that_told_it_and_ends_with_the_model(
     assert hub.last_used == {"b": 80.0}
     hub.take_report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 500.0}))
     assert hub.last_used == {"b": 100.0}, "not in the future"
+
+
+def test_the_last_use_of_keys_is_kept_to_the_minute_and_ends_with_the_key() -> None:
+    now = [1000.0]
+    hub = _hub(now)
+    hub.publish_table((), (_key("a"), _key("b")))
+    _link(hub, "old")  # a gateway of an older version, which does not say
+    assert (hub.keys_used,) == (None,)
+    _link(hub, "new", keys_used={"a": 990.0})
+    assert hub.keys_used == {"a": 960.0}
+    hub.take_report(GatewayReport(gateway_id="new", stamp=None, keys_used={"a": 30.0, "b": 5000.0}))
+    assert hub.keys_used == {"a": 960.0, "b": 960.0}, "neither back nor in the future"
+    hub.take_report(GatewayReport(gateway_id="new", stamp=None, keys_used={}))
+    later = GatewayHub("i", 4, wake=lambda: None, clock=lambda: now[0], keys_used=hub.keys_used)
+    later.publish_table((), (_key("b"),))
+    assert later.keys_used == {"b": 960.0}
+
+
+def _key(name: str) -> Key:
+    return Key(name=name, sha256="0" * 64, tenant=name)
 
 
 def _process(epoch: int, gateway: str = "gw-a") -> GatewayProcess:

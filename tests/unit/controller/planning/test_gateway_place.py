@@ -12,9 +12,14 @@ OLD, NEW, OTHER = (GatewayProcess(id=name, epoch=epoch) for name, epoch in (("gw
 BEFORE_ALL = GatewayProcess(id="gw-a", epoch=3)
 
 
-def _claim(process: GatewayProcess, *, draining: bool = False) -> GatewayReport:
+def _claim(process: GatewayProcess, *, draining: bool = False, takes_over: bool = False) -> GatewayReport:
     return GatewayReport(
-        gateway_id=process.name, process=process, draining=draining, stamp=None, addresses=("http://n",)
+        gateway_id=process.name,
+        process=process,
+        draining=draining,
+        takes_over=takes_over,
+        stamp=None,
+        addresses=("http://n",),
     )
 
 
@@ -33,6 +38,8 @@ def _holder(lost_s: float | None = None, *, is_alive: bool | None = None, is_dra
         (_claim(NEW), _holder(), False),
         (_claim(NEW), _holder(is_draining=True), True),
         (_claim(NEW, draining=True), _holder(), False),
+        (_claim(NEW, takes_over=True), _holder(), True),
+        (_claim(BEFORE_ALL, takes_over=True), _holder(), False),
         (_claim(NEW), _holder(is_alive=False), True),
         (_claim(NEW), _holder(1), True),
         (_claim(NEW), _holder(1, is_alive=True), False),
@@ -43,6 +50,7 @@ def _holder(lost_s: float | None = None, *, is_alive: bool | None = None, is_dra
         (_claim(BEFORE_ALL), _holder(1), False),
         # Another gateway.
         (_claim(OTHER), _holder(), False),
+        (_claim(OTHER, takes_over=True), _holder(), False),
         (_claim(OTHER), _holder(is_draining=True), False),
         (_claim(OTHER), _holder(is_alive=False), True),
         (_claim(OTHER), _holder(PLACE_KEPT_S - 1), False),

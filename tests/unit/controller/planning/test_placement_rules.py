@@ -237,7 +237,7 @@ def test_what_is_released_is_no_more_than_what_was_used() -> None:
     )
     over = place(replace(want, vram_mib=1_001), seen(replace(A, used_mib=5)), released_mib={"A": 50})
     words = "needs 1001 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB"
-    words += ": a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
+    words += ": lower `vram_mib`, or take a smaller model"
     assert over == NoRoom(words)
 
 
@@ -253,7 +253,7 @@ def test_a_model_needs_what_was_observed_or_declared() -> None:
     assert requirement_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Requirement(5, 7, 0.5)
 
 
-SMALLER = ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+SMALLER = ": lower `memory_mib`, or take a smaller model"
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,22 @@ def test_main_memory_of_engines_without_gpus_and_with(need: int, claimed: int, w
     assert place(replace(ONE, gpu_count=0, memory_mib=need), host, **ledger) == expected()
     assert place(replace(ONE, vram_mib=10, memory_mib=need), host, **ledger) == expected(A=10)
     both = seen(A, B, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10, host_mib=need)})
+    if words is not None:
+        words = words.replace("lower `memory_mib`", "declare a smaller context")
     assert place(replace(ONE, gpu_count=2), both, **ledger) == expected(A=10, B=10)
     busy = place(ONE, both, busy_replicas={"A": "x", "B": "x"}, **ledger)
     waits = NoRoom("GPU 0 is busy with x", waiting=True)
     assert busy == (waits if words is None else NoRoom(words)), "a wait for the GPU frees no main memory"
+
+
+def test_what_would_help_is_a_setting_only_where_one_is_set_and_what_is_declared_where_it_is() -> None:
+    large, limited = seen(host_mib=100), seen(host_mib=100, is_host_limited=True)
+    declared = replace(ONE, gpu_count=0, memory_mib=101)
+    raising = ": lower `memory_mib`, raise ROUNDHOUSE_ENGINES_MEMORY_MIB, or take a smaller model"
+    assert refused(place(declared, large)).reason.endswith(SMALLER)
+    assert refused(place(declared, limited)).reason.endswith(raising)
+    on_gpu = refused(place(replace(ONE, vram_mib=1_001), seen(A)))
+    assert on_gpu.reason.endswith("GPU 0 has 1000 of 1000 MiB: lower `vram_mib`, or take a smaller model")
 
 
 def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -> None:
@@ -388,7 +400,7 @@ def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
 
 
 def test_what_would_make_it_fit_is_said_only_where_it_never_will() -> None:
-    hint = "would make it fit"
+    hint = "take a smaller model"
     small = Gpu("C", 2, "x", 100)
     for gpus, expected in (((A, small), True), ((A, B), False)):
         full = ClaimLedger({gpu.uuid: gpu.total_mib for gpu in gpus})

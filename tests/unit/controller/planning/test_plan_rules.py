@@ -305,7 +305,7 @@ def test_an_old_one_serves_on_where_its_replacement_cannot_start() -> None:
     bad = {("m", "new"): PreflightResult(False, NOW, "no file")}
     unchecked = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
     reason = "needs 200 MiB of main memory; free: 100 of the 100 MiB that engines may take"
-    reason += ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+    reason += ": lower `memory_mib`, or take a smaller model"
     large, full = replace(ONE, memory_mib=200), Blocked("m", 0, reason, failed=True)
     for old, actions in ((drains, (back,)), (replace(drains, draining=None), ())):
         assert comes_to(planned(ONE, old, failures={KEY: WAITS}), *actions, blocked=(BOOM,), wake_at=NOW + 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from contract.keys import Key
@@ -9,7 +10,7 @@ from contract.status import ControllerStatus, Problem
 from controller.engines.stub import StubDefinition
 from controller.model_status import Round, assess_models
 from controller.planning.plan import plan
-from controller.reports.views import plan_view, status_view
+from controller.reports.views import Traffic, live_row, plan_view, status_view
 from controller.state import (
     DesiredModel,
     DesiredState,
@@ -90,3 +91,15 @@ def test_a_gpu_that_cannot_be_read_is_shown_with_its_reason_and_with_what_is_cla
         words = "GPU 1 (GPU-a, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
         assert (first.description, first.reason) == (words, "it has fallen off the bus")
         assert (second.index, second.mig, second.uuid, second.claimed_mib) == (2, 3, None, None), "unknown is not zero"
+
+
+def test_the_main_memory_that_a_model_without_a_gpu_declares_is_its_estimate() -> None:
+    [status] = _round(ObservedState(NOW)).statuses
+    traffic = Traffic((), NOW)
+    for want, shown in (
+        (MODEL, (50, "observed_load_delta")),
+        (replace(MODEL, memory_mib=2_000_000), (2_000_000, "declared")),
+        (replace(MODEL, gpu_count=1, memory_mib=2_000_000), (50, "observed_load_delta")),
+    ):
+        row = live_row(want, status, traffic, None, observed_mib=50)
+        assert (row.vram_estimate_mib, row.vram_estimate_source) == shown

@@ -16,7 +16,7 @@ from contract.errors import RoundhouseError
 from contract.keys import Key
 from gateway.exchange.client_response import ResponseHeaders
 from gateway.ingress.access_rules import AdminGate, Cors, parse_address
-from gateway.ingress.middleware import RouteAccess, UndeclaredRouteError, require_access
+from gateway.ingress.middleware import RouteAccess, UndeclaredRouteError, require_access, respell_request
 from gateway.server.asgi import Header
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 from tests.campaigns.record import REPOSITORY
@@ -140,12 +140,42 @@ def test_the_first_route_of_method_and_path_tells() -> None:
     assert access.find_access("POST", "/things/a/b") == "open"
     assert access.find_access("BREW", "/all/x") == "admin"
     for method, path in (("PUT", "/things/a"), ("GET", "/things"), ("GET", "/Things/a"), ("GET", "/all"), ("GET", "")):
-        assert access.find_access(method, path) == "any_key", (method, path)
+        assert access.find_access(method, path) is None, (method, path)
     assert access.list_declarations() == [
         ("*", "/all/{rest:path}", "admin"),
         ("GET", "/things/{name:path}", "admin"),
         ("POST", "/things/{name:path}", "open"),
     ]
+
+
+@pytest.mark.parametrize("path", ["/things/", "/things/\n", "//things//"])
+def test_a_path_whose_open_part_is_empty_keeps_the_access_of_its_route(path: str) -> None:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.get("/things/{name:path}")(admin_only)
+    access = RouteAccess(app.routes)
+    if access.find_access("GET", path) is not None:
+        assert access.find_access("GET", path) == "admin"
+        assert not access.is_served("GET", path)
+    assert respell_request(access, "GET", path.encode()) is None
+
+
+def test_what_a_request_means_is_found() -> None:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    for add in (app.get, app.post, app.delete):
+        add("/things")(open_to_all)
+        add("/things/{name}")(admin_only)
+    access = RouteAccess(app.routes)
+    meant = {
+        ("HEAD", "/things"): ("GET", b"/things"),
+        ("HEAD", "/things//"): ("GET", b"/things"),
+        ("GET", "//things/"): ("GET", b"/things"),
+        ("POST", "//things//a"): ("POST", b"/things/a"),
+        ("DELETE", "/things/"): None,
+        ("DELETE", "//things"): None,
+        ("PUT", "/things/"): None,
+        ("GET", "/other/"): None,
+    }
+    assert {each: respell_request(access, each[0], each[1].encode()) for each in meant} == meant
 
 
 def test_a_route_without_a_declaration_is_an_error_that_names_it() -> None:

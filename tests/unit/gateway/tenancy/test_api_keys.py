@@ -22,6 +22,7 @@ from gateway.tenancy.api_keys import (
     KeyRing,
     NamePatterns,
     client_id_of,
+    find_document_tenant,
 )
 from gateway.tenancy.rate_limits import REMEMBERED_CLIENTS, RateLimits, client_headers
 from tests.fakes.fake_controller import route
@@ -128,12 +129,8 @@ def test_without_keys_everybody_may_do_everything() -> None:
     assert ring.is_empty
     for headers in ([], [(b"authorization", b"Basic x")], [(b"x-api-key", SECRET)] * 2):
         assert ring.authenticate_key(headers, NOON) is ANONYMOUS
-    assert (ANONYMOUS.name, ANONYMOUS.client_id, ANONYMOUS.tenant, ANONYMOUS.weight) == (
-        None,
-        b"anonymous",
-        "anonymous",
-        1.0,
-    )
+    assert (ANONYMOUS.name, ANONYMOUS.client_id, ANONYMOUS.weight) == (None, b"anonymous", 1.0)
+    assert ANONYMOUS.tenant == "default", "what is stored and what is searched without keys have one tenant"
     ANONYMOUS.require_scope("inference")
     ANONYMOUS.require_scope("admin")
     ANONYMOUS.require_model(route("any"))
@@ -278,6 +275,14 @@ def headers(client_id: str | None = None, agent: str | None = None) -> list[tupl
 )
 def test_a_client_is_what_it_calls_itself(sent: list[tuple[bytes, bytes]], client_id: bytes) -> None:
     assert client_id_of(sent) == client_id
+
+
+def test_without_keys_documents_are_everybodys_but_of_clients_that_name_themselves() -> None:
+    assert find_document_tenant(ANONYMOUS, headers(agent="curl/8")) == "default"
+    assert find_document_tenant(ANONYMOUS, headers("", "curl/8")) == "default"
+    assert find_document_tenant(ANONYMOUS, headers("me", "curl/8")) == "me"
+    key = Caller.of(Key(name="ci", sha256="0" * 64, tenant="team"))
+    assert find_document_tenant(key, headers("me")) == "team", "with a key, no header chooses"
 
 
 def test_a_limited_client_is_anybody_else_by_its_rights() -> None:

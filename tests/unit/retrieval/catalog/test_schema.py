@@ -10,7 +10,7 @@ from common.sqlite_files import NewerDatabaseError, OlderDatabaseError
 from retrieval.catalog.collections import add_collection, find_collection
 from retrieval.catalog.schema import SCHEMA_VERSION, open_catalog_file
 from retrieval.vector_store.base import CollectionSpec
-from retrieval.vector_store.bm25_options import Bm25Options
+from retrieval.vector_store.tokenizer import Bm25Options
 
 
 def test_a_collection_keeps_its_language(tmp_path: Path) -> None:

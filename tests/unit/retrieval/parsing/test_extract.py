@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_text_in_utf_8_is_kept_byte_by_byte(extract, name: str) -> None:  # type
     assert extract(data, name).text.encode() == data
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"P\bPo\bos\bst\btf\bfi\bix\bx _\bH_\bo_\bw\n", "Postfix How\n"),
+        (b"N\bN\bNA\bA\bAM\bM\bME\bE\bE\nplain", "NAME\nplain"),
+        ("Gru\u0308n\b\u0308ne \u00fc\b\u00fc".encode(), "Gru\u0308\u0308ne \u00fc"),
+        (b"\b\nat the margin\n\b", "\b\nat the margin\n\b"),
+    ],
+)
+def test_characters_that_are_printed_over_are_left_out(extract, data: bytes, text: str) -> None:  # type: ignore[no-untyped-def]
+    """As in manual pages and READMEs that nroff wrote."""
+    assert extract(data, "README.txt").text == text
+    assert extract(gzip.compress(data), "README.gz").text == text
+
+
 def test_text_of_a_docx_is_extracted(extract) -> None:  # type: ignore[no-untyped-def]
     extra = (
         "<w:p><w:pPr><w:numPr/></w:pPr><w:r><w:t>item</w:t></w:r></w:p>"
@@ -51,7 +67,8 @@ def test_text_of_a_docx_is_extracted(extract) -> None:  # type: ignore[no-untype
     assert found.media_type.endswith("wordprocessingml.document")
     assert found.structure == "markdown"
     assert found.text == (
-        "# R&D <1>\n\nText.\n\n| a | b |\n| c & d | e |\n\n## Sub\n\n- item\n\nnew\tli-nk\n\nbox\n\n\\# outer"
+        "# R&D <1>\n\nText.\n\n| a | b |\n| --- | --- |\n| c & d | e |\n\n## Sub\n\n- item\n\n"
+        "new\tli-nk\n\nbox\n\n\\# outer"
     )
 
 
@@ -63,8 +80,8 @@ def test_slides_of_a_pptx_are_extracted_as_pages(extract) -> None:  # type: igno
 
 def test_sheets_of_an_xlsx_are_extracted_as_tables(extract) -> None:  # type: ignore[no-untyped-def]
     found = extract(make_xlsx({"R&D": [["Name", "Price"], ["apple <1>", 1.50], ["pear", 0.1 + 0.2]], "Empty": []}))
-    assert found.text == "# R&D\n\n| Name | Price |\n| apple <1> | 1.5 |\n| pear | 0.3 |\n\n# Empty"
-    assert found.page_starts == [0, 60]
+    assert found.text == "# R&D\n\n| Name | Price |\n| --- | --- |\n| apple <1> | 1.5 |\n| pear | 0.3 |\n\n# Empty"
+    assert found.page_starts == [0, 74]
 
 
 def test_values_of_cells_are_extracted_by_their_type(extract) -> None:  # type: ignore[no-untyped-def]
@@ -76,18 +93,23 @@ def test_values_of_cells_are_extracted_by_their_type(extract) -> None:  # type: 
         "xl/workbook.xml": '<w xmlns:r="r"><sheet name="S" r:id="s"/></w>',
         "xl/strings.xml": "<s><si><t>plain</t></si><si><r><t>ri</t></r><r><t>ch</t></r><rPh><t>no</t></rPh></si></s>",
         "xl/styles.xml": '<s><numFmts><numFmt numFmtId="200" formatCode="yyyy\\-mm&quot;x&quot;"/>'
-        '<numFmt numFmtId="201" formatCode="[Red]0.00&quot;days&quot;"/></numFmts>'
+        '<numFmt numFmtId="201" formatCode="[Red]0.00&quot;days&quot;"/>'
+        '<numFmt numFmtId="202" formatCode="[h]:mm"/><numFmt numFmtId="203" formatCode="[s]"/></numFmts>'
         '<cellStyleXfs><xf numFmtId="14"/></cellStyleXfs>'
-        '<cellXfs><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="200"/><xf numFmtId="201"/></cellXfs></s>',
+        '<cellXfs><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="200"/><xf numFmtId="201"/>'
+        '<xf numFmtId="202"/><xf numFmtId="203"/><xf numFmtId="46"/></cellXfs></s>',
         "xl/sheet.xml": '<w><row><c t="s"><v>0</v></c><c t="s"><v>1</v></c><c t="s"><v>9</v></c><c t="b"><v>1</v></c>'
         '<c t="str"><f>A1</f><v>value</v></c><c t="e"><v>#N/A</v></c></row>'
         '<row><c s="1"><v>45292</v></c><c s="2"><v>45292.75</v></c><c s="1"><v>0.5</v></c><c s="3"><v>45292</v></c>'
-        '<c r="G2"><v>x</v></c><c s="1"><v>1e300</v></c><c r="ZZZ2"><v>7</v></c></row></w>',
+        '<c r="G2"><v>x</v></c><c s="1"><v>1e300</v></c><c r="ZZZ2"><v>7</v></c></row>'
+        f'<row><c s="4"><v>{40 / 24}</v></c><c s="5"><v>{-90.5 / 1440}</v></c><c s="6"><v>1</v></c>'
+        '<c s="1"><v>-1.5</v></c></row></w>',
     }
     lines = extract(make_zip(files)).text.split("\n")
-    assert lines[2] == "| plain | rich | TRUE | value | #N/A |"
-    assert lines[3].startswith("| 2024-01-01 | 2024-01-01 18:00:00 | 12:00:00 | 45292 |  |  | x | 1e300 | ")
-    assert lines[3].endswith(" |  | 7 |")
+    assert lines[2].startswith("| plain | rich | TRUE | value | #N/A |  |  |")
+    assert lines[4].startswith("| 2024-01-01 | 2024-01-01 18:00:00 | 12:00:00 | 45292 |  |  | x | 1e300 | ")
+    assert lines[4].endswith(" |  | 7 |")
+    assert lines[5].startswith("| 40:00:00 | -1:30:30 | 24:00:00 | -1.5 |")
 
 
 def test_chapters_of_an_epub_are_extracted(extract) -> None:  # type: ignore[no-untyped-def]
@@ -115,7 +137,22 @@ def test_an_epub_that_is_protected_is_refused_and_one_with_hidden_fonts_is_not(e
         ("<title>T</title><p>a <b>b</b>\n c&amp;d<br>e</p>f", "a b c&d\ne\n\nf\n\nTitle: T"),
         ("<title>T</title><h2> a\n b </h2><p># c", "## a b\n\n\\# c"),
         ("<ul><li>a<li><p>b</p><ol><li>c</li><li>d</ol></ul>e", "- a\n- b\n  1. c\n  2. d\n\ne"),
-        ("<table><tr><th>a<th>b<tr><td>1<p>2</p><td></table><table><td>c</table>", "| a | b |\n| 1 2 |  |\n\n| c |"),
+        (
+            "<table><tr><th>a<th>b<tr><td>1<p>2</p><td></table><table><td>c</table>",
+            "| a | b |\n| --- | --- |\n| 1 2 |  |\n\nc",
+        ),
+        (
+            "<table><tr><th>A<th>B</tr><tr><td>1<table><tr><th>n<td>m</tr></table>2</td><td>3</td></tr>"
+            "<tr><td>4</td><td>5</td></tr></table>c",
+            "| A | B |\n| --- | --- |\n| 1 n m 2 | 3 |\n| 4 | 5 |\n\nc",
+        ),
+        # A table without a `th` is layout perhaps: tables in it stay tables.
+        (
+            "<table><tr><td>a<td><table><tr><td>b<td>c</table></table>",
+            "| a |  |\n| --- | --- |\n\n| b | c |\n| --- | --- |",
+        ),
+        ("<table><tr><td><h1>Title</h1><p>Body</p></td></tr></table><p>Next</p>", "Title Body\n\nNext"),
+        ("<li><table><tr><td><ol><li>a<li>b</ol></td></tr></table>c<p>d", "a b\n\n- c\n\nd"),
         ("<pre> a\n\n  b\n</pre><p>c", "```\n a\n\n  b\n```\n\nc"),
         ("<pre>```</pre>", "````\n```\n````"),
         ("<script>x</script><style>x</style><nav>x<p>x</nav>a<svg><text>x</text></svg>b", "ab"),
@@ -247,7 +284,7 @@ PLAIN_MAIL = b"Received: from x\r\n by y\r\nFrom: a@b.org\r\nX-Other: 1\r\n\r\nb
         (b"text", "Makefile", None, ("text", "text/x-makefile", "lines")),
         (b"text", "a.unknown", None, ("text", "text/plain", "prose")),
         (b"text", "a.json", "text/plain", ("text", "application/json", "lines")),
-        (b"a,b", "a.csv", None, ("text", "text/csv", "lines")),
+        (b"a,b", "a.csv", None, ("text", "text/csv", "records")),
         (b"<svg/>", "a.svg", None, ("text", "image/svg+xml", "lines")),
         (b"text", None, "text/markdown; charset=utf-8", ("text", "text/markdown", "markdown")),
         (b"text", "a", "Text/X-Python", ("text", "text/x-python", "lines")),
@@ -266,7 +303,9 @@ PLAIN_MAIL = b"Received: from x\r\n by y\r\nFrom: a@b.org\r\nX-Other: 1\r\n\r\nb
         (b"\n\n" + make_pdf("text"), None, None, ("pdf", "application/pdf", "prose")),
         (b"# %PDF-1.7 is what a PDF begins with", "a.py", None, ("text", "text/x-python", "lines")),
         (b"junk" + make_pdf("text"), "a.bin", None, ("pdf", "application/pdf", "prose")),
-        (b"ID3,Name\n1,a", "a.csv", None, ("text", "text/csv", "lines")),
+        (b"ID3,Name\n1,a", "a.csv", None, ("text", "text/csv", "records")),
+        (b"{\\rtf1 a}", "a.doc", "application/msword", ("rtf", "application/rtf", "prose")),
+        (b"\x1f\x8b\x08", "a.txt", "text/plain", ("gzip", "application/gzip", "prose")),
         (b"GIF8 is a mark, as RIFF and BZh are", None, None, ("text", "text/plain", "prose")),
         (make_docx("text"), "a.pdf", "application/pdf", ("zip", "application/zip", "prose")),
     ],
@@ -278,7 +317,7 @@ def test_content_counts_before_the_name_and_the_name_before_the_declared_type(
     assert (found.format, found.media_type, found.structure) == expected
 
 
-KNOWN = (b"\x89PNG\r\n", b"\x7fELF", b"{\\rtf1", b"GIF89a\x01\x00", b"RIFF\x24\x08\x00\x00WAVEfmt ")
+KNOWN = (b"\x89PNG\r\n", b"\x7fELF", bytes(257) + b"ustar", b"GIF89a\x01\x00", b"RIFF\x24\x08\x00\x00WAVEfmt ")
 MORE_KNOWN = (b"ID3\x04\x00", b"BZh91AY&SY")
 OLD_OFFICE = bytes.fromhex("d0cf11e0a1b11ae1")
 

@@ -10,6 +10,7 @@ from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsingError
 from retrieval.parsing.chunking import (
     LONGEST_HEADING,
     Heading,
+    Structure,
     count_tokens_between,
     cut_text,
     estimate_tokens,
@@ -136,6 +137,85 @@ def test_a_chunk_does_not_end_with_a_heading() -> None:
     body = "One two three four five six seven eight."
     chunks = cut_text(f"{body}\n\n{body}\n\n# Heading\n\n{body}\n", ChunkingOptions(25, 0), "markdown")
     assert not any(chunk.text.endswith("Heading") for chunk in chunks)
+
+
+ROWS = "".join(f"| Ann{number} | {number} |\n" for number in range(60))
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "header"),
+    [
+        ("# Staff\n\n| Name | Pay |\n| --- | --- |\n", ROWS, ("Staff", "| Name | Pay |")),
+        ("Name | Pay\n:--|--:\n", ROWS.replace("| Ann", "Ann"), ("Name | Pay",)),
+        # Titles over all columns stand above the row that names them.
+        (
+            "| Year | Year |\n|---|---|\n| 2024 |  |\n| Name | Pay |\n",
+            ROWS,
+            ("| Year | Year |", "| 2024 | |", "| Name | Pay |"),
+        ),
+        ("| a \\| b | Pay |\n|---|---|\n", ROWS, ("| a \\| b | Pay |",)),
+    ],
+)
+def test_each_chunk_of_a_table_carries_its_header(head: str, rows: str, header: tuple[str, ...]) -> None:
+    text = f"{head}{rows}\nText after.\n\n" + BODY * 9
+    chunks = cut_text(text, ChunkingOptions(60, 10), "markdown")
+    first, *rest = [chunk for chunk in chunks if "Ann" in chunk.text]
+    assert all(each in first.text or each.replace(" | |", " |  |") in first.text for each in header[-2:])
+    assert {chunk.headings for chunk in rest[:-1]} == {header}
+    assert len(rest) > 5
+    assert chunks[-1].headings == tuple(each for each in header if "|" not in each)
+    encoded = text.encode()
+    assert all(encoded[chunk.start : chunk.end].decode() == chunk.text for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("Name,Pay\n", ("Name,Pay",)),
+        ("\ufeffName;Pay\r\n", ("Name;Pay",)),
+        ("sep=;\nName;Pay\n", ("Name;Pay",)),
+        ('Name,"Pay,\nmonthly"\n', ('Name,"Pay, monthly"',)),
+        ("Country,2023,2024\n", ("Country,2023,2024",)),
+        ("Name\tPay\n", ("Name\tPay",)),
+        ('Name,5" disk\n', ('Name,5" disk',)),
+        ('Name,"Pay\n', ('Name,"Pay',)),
+        ("1,2.5\n", ()),
+        ("x" * 3000 + ",y\n", ()),
+    ],
+)
+def test_each_chunk_of_a_csv_carries_its_first_record(text: str, header: tuple[str, ...]) -> None:
+    rows = "".join(f"Ann{number},{number}\n" for number in range(100))
+    first, *rest = cut_text(text + rows, ChunkingOptions(60, 10), "records")
+    assert first.headings == ()
+    assert {chunk.headings for chunk in rest} == {header}
+
+
+@pytest.mark.parametrize(
+    ("text", "structure", "header"),
+    [
+        (";".join(f"Name {number}" for number in range(34)) + "\n", "records", ("Name 0;Name 1;Name 2;Name 3;Name 4",)),
+        (
+            "| Year, month | b \\| c |" + " d |" * 40 + "\n|" + "---|" * 42 + "\n",
+            "markdown",
+            ("| Year, month | b \\| c | d | d | d",),
+        ),
+        # Where titles stand above it, the row that names the columns has room first.
+        (f"| {'Title ' * 7} |  |\n|---|---|\n| A{' a' * 9} | Pay |\n", "markdown", (f"| A{' a' * 9} | Pay |",)),
+    ],
+)
+def test_a_wide_header_is_cut_behind_a_cell_to_a_quarter_of_a_chunk(
+    text: str, structure: Structure, header: tuple[str, ...]
+) -> None:
+    _, *rest = cut_text(text + ROWS, ChunkingOptions(64, 0), structure)
+    assert {chunk.headings for chunk in rest if "Ann" in chunk.text[:6]} == {header}
+    assert sum(map(estimate_tokens, header)) <= 16
+
+
+@pytest.mark.parametrize(
+    "text", ["```\n| a | b |\n|---|---|\n{}```", "a\n\n|---|---|\n{}", "| a |\n\n| --- |\n\n{}", "a b\n|-x-|\n{}"]
+)
+def test_what_is_no_table_has_no_header(text: str) -> None:
+    assert {chunk.headings for chunk in cut_text(text.format(ROWS), ChunkingOptions(60, 10), "markdown")} == {()}
 
 
 def test_overlap_repeats_whole_sentences() -> None:

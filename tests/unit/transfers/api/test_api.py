@@ -81,6 +81,11 @@ async def test_a_model_comes_and_goes(client: aiohttp.ClientSession, tmp_path: P
     assert not list(tmp_path.rglob("*.gguf"))
 
 
+async def test_a_search_is_answered(client: aiohttp.ClientSession, server: FileServer) -> None:
+    server.answers["/api/models"] = lambda headers: (200, {}, b"[]")
+    assert await request(client, "POST", "/search", words=" a b ", limit=3) == (200, {"repositories": []})
+
+
 async def test_a_download_is_cancelled(client: aiohttp.ClientSession, server: FileServer) -> None:
     server.gate.clear()
     _, download = await request(client, "POST", "/downloads", reference=str(add_file(server, "/m.gguf", CONTENT)))
@@ -129,6 +134,8 @@ WRONG_REQUESTS = (
     ("POST", "/inspect", b'{"reference": "https://h/a.gguf"}', 400, "reference_invalid"),
     ("POST", "/ranges", b'{"reference": "u/r", "path": "x", "length": 0}', 400, "invalid_request"),
     ("POST", "/ranges", b'{"reference": "u/r", "path": "x", "length": 99999999999}', 400, "invalid_request"),
+    ("POST", "/search", b'{"words": " "}', 400, "invalid_request"),
+    ("POST", "/search", b'{"words": "a", "limit": 21}', 400, "invalid_request"),
     ("GET", "/downloads/dl_x", b"", 404, "download_not_found"),
     ("DELETE", "/downloads/dl_x", b"", 404, "download_not_found"),
     ("DELETE", "/files", b"{}", 400, "invalid_request"),

@@ -2,7 +2,7 @@ import { render, screen } from "@testing-library/react";
 import { expect, it, vi } from "vitest";
 import type { Attachment } from "./attachment";
 import { AttachmentList } from "./attachment_list";
-import type { Attachments } from "./use_attachments";
+import type { Attachments } from "./drafts";
 
 const SOUND: Attachment = {
   id: "1",
@@ -15,7 +15,7 @@ const SOUND: Attachment = {
 
 function attach(list: readonly Attachment[]): Attachments {
   const nothing = vi.fn();
-  return { list, reading: 0, problems: [], add: nothing, remove: nothing, convert: nothing, clear: nothing };
+  return { list, reading: 0, problems: [], add: nothing, remove: nothing, convert: nothing };
 }
 
 it("counts the bytes of an attachment once, and not whenever it is rendered", () => {

@@ -3,7 +3,7 @@ import { useMemo } from "react";
 import { Button, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
 import { type Attachment, bytesOf, modalitiesOf, sayBytes } from "./attachment";
-import type { Attachments } from "./use_attachments";
+import type { Attachments } from "./drafts";
 
 export function AttachmentList({ attachments }: { attachments: Attachments }) {
   const { list, reading, problems } = attachments;

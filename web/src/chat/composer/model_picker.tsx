@@ -1,11 +1,48 @@
-/** The chosen model, and the list to choose another from: what each can take, and whether it is loaded. */
+/** The chosen model, and the list to choose another from: by state, with what each can take, or why it failed. */
 import { useMutation, useQueryClient } from "@tanstack/react-query";
-import { useId, useRef } from "react";
+import { type KeyboardEvent, useEffect, useId, useRef, useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
-import type { ListedModel } from "../../models/models";
-import { Button, ErrorNote } from "../../ui/controls";
+import { firstWords } from "../../models/model_words";
+import { type ListedModel, modelListQuery } from "../../models/models";
+import { Button, ErrorNote, showCode } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
+import { isOfInputMethod } from "../../ui/keys";
+
+/** Models beyond this number have a search. */
+const MOST_WITHOUT_SEARCH = 8;
+
+/** Headings of the list, in its order, each with the states below it. */
+const GROUPS: readonly { title: string; states: readonly ListedModel["state"][] }[] = [
+  { title: "Loaded", states: ["loaded"] },
+  { title: "Loading", states: ["loading"] },
+  { title: "Not loaded", states: ["unloaded", "unloading"] },
+  { title: "Failed", states: ["failed"] },
+];
+
+/** Returns the models whose name or alias has the words of `search`, by state; groups without any are left out. */
+export function groupByState(models: readonly ListedModel[], search: string) {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = models.filter(({ id, aliases }) => {
+    const names = [id, ...aliases].join(" ").toLowerCase();
+    return words.every((word) => names.includes(word));
+  });
+  const groups = GROUPS.map(({ title, states }) => ({
+    title,
+    models: found.filter(({ state }) => states.includes(state)),
+  }));
+  return groups.filter(({ models: some }) => some.length > 0);
+}
+
+/**
+ * Returns the name of the model that a conversation begins with: the one used last, else the default one, else the first
+ * loaded, else the first of the list; empty without any. `last`: its name or an alias; it may be declared no more.
+ */
+export function firstModel(models: readonly ListedModel[], last: string | undefined, byDefault: string | null): string {
+  const find = (name: string | null | undefined) =>
+    name && models.find(({ id, aliases }) => id === name || aliases.includes(name))?.id;
+  return find(last) || find(byDefault) || (groupByState(models, "")[0]?.models[0]?.id ?? "");
+}
 
 interface ModelPickerProps {
   models: readonly ListedModel[];
@@ -18,8 +55,25 @@ interface ModelPickerProps {
 export function ModelPicker({ models, chosen, isDisabled, onChoose }: ModelPickerProps) {
   const id = useId();
   const list = useRef<HTMLDivElement>(null);
+  const searchField = useRef<HTMLInputElement>(null);
+  const [search, setSearch] = useState("");
+  const groups = groupByState(models, search);
   const model = models.find((each) => each.id === chosen);
   const shown = chosen === "" ? "No model" : chosen;
+
+  function choose(name: string) {
+    onChoose(name);
+    list.current?.hidePopover();
+  }
+
+  function onSearchKey(event: KeyboardEvent) {
+    // The field is in the message's form.
+    if (event.key !== "Enter" || isOfInputMethod(event.nativeEvent)) return;
+    event.preventDefault();
+    const first = search.trim() === "" ? undefined : groups[0]?.models[0];
+    if (first !== undefined) choose(first.id);
+  }
+
   return (
     <>
       <button
@@ -39,26 +93,50 @@ export function ModelPicker({ models, chosen, isDisabled, onChoose }: ModelPicke
         popover="auto"
         role="dialog"
         aria-label="Models"
+        onToggle={({ newState }) => {
+          if (newState === "open") searchField.current?.focus();
+          else setSearch("");
+        }}
         className="m-auto max-h-[70dvh] w-[min(28rem,94vw)] overflow-y-auto rounded-lg border border-line bg-ground p-2 text-text"
       >
         {models.length === 0 && <p className="p-2 text-sm">No model that can chat is declared.</p>}
-        {models.map((each) => (
-          <button
-            key={each.id}
-            type="button"
-            aria-pressed={each.id === chosen}
-            onClick={() => {
-              onChoose(each.id);
-              list.current?.hidePopover();
-            }}
-            className="flex w-full items-center gap-2 rounded-md px-2 py-2 text-left text-sm hover:bg-panel aria-pressed:bg-panel"
-          >
-            <StateDot state={each.state} />
-            <span className="min-w-0 flex-1">
-              <span className="block truncate">{each.id}</span>
-              <span className="block text-xs text-faint">{sayModel(each)}</span>
-            </span>
-          </button>
+        {models.length > MOST_WITHOUT_SEARCH && (
+          <input
+            ref={searchField}
+            type="search"
+            aria-label="Search models"
+            placeholder={`Search ${models.length} models`}
+            value={search}
+            onChange={({ target }) => setSearch(target.value)}
+            onKeyDown={onSearchKey}
+            className="mb-1 w-full rounded-md border border-line bg-raised px-3 py-1.5 text-sm"
+          />
+        )}
+        {models.length > 0 && groups.length === 0 && <p className="p-2 text-sm">Nothing found.</p>}
+        {groups.map(({ title, models: some }) => (
+          <section key={title} aria-label={title}>
+            <h2 className="px-2 pt-2 pb-1 text-xs font-semibold text-faint">{title}</h2>
+            {some.map((each) => (
+              <button
+                key={each.id}
+                type="button"
+                aria-pressed={each.id === chosen}
+                onClick={() => choose(each.id)}
+                className="flex w-full items-center gap-2 rounded-md px-2 py-2 text-left text-sm hover:bg-panel aria-pressed:bg-panel"
+              >
+                <StateDot state={each.state} />
+                <span className="min-w-0 flex-1">
+                  <span className={`block truncate ${each.state === "failed" ? "text-faint" : ""}`}>{each.id}</span>
+                  <span className="block text-xs text-faint">{sayModel(each)}</span>
+                  {each.state === "failed" && each.reason !== null && (
+                    <span title={each.reason} className="line-clamp-4 text-xs break-words text-faint">
+                      {showCode(firstWords(each.reason))}
+                    </span>
+                  )}
+                </span>
+              </button>
+            ))}
+          </section>
         ))}
       </div>
     </>
@@ -70,15 +148,44 @@ export function loadKey(model: string): readonly string[] {
   return ["load", model];
 }
 
-/** Offers to load a model that is not loaded. Shows nothing for one that is. */
-export function LoadOffer({ model }: { model: ListedModel }) {
+interface LoadOfferProps {
+  model: ListedModel;
+  /**
+   * Sends the message that waits; null: none does. It is called once the gateway has taken the load, for requests wait for
+   * the model from then on; and only if a message waited when the load was asked for, and the model is still chosen.
+   */
+  onTaken: (() => void) | null;
+}
+
+/** Milliseconds between questions whether the gateway knows of a load, and their number. */
+const TAKEN_MS = 250;
+const TAKEN_TRIES = 40;
+
+/** Offers to load a model that is not loaded, and then to send what waits for it. Shows nothing for one that is. */
+export function LoadOffer({ model, onTaken }: LoadOfferProps) {
   const client = useClient();
   const queries = useQueryClient();
+  const newest = useRef(onTaken);
+  useEffect(() => {
+    newest.current = onTaken;
+  }, [onTaken]);
   const load = useMutation({
     mutationKey: loadKey(model.id),
-    mutationFn: () => client.request(`/v1/admin/models/${encodeURIComponent(model.id)}/load`, { method: "POST" }),
+    mutationFn: async () => {
+      const path = `/v1/admin/models/${encodeURIComponent(model.id)}/load`;
+      await client.request(path, { body: {}, query: { wait: false } });
+      // The gateway hears of it from the controller, a moment later.
+      for (let tries = 0; tries < TAKEN_TRIES; tries += 1) {
+        const { data: listed } = await queries.fetchQuery({ ...modelListQuery(client), staleTime: 0 });
+        const state = listed.find(({ id }) => id === model.id)?.state;
+        if (state === "loading" || state === "loaded") return;
+        await new Promise((resolve) => setTimeout(resolve, TAKEN_MS));
+      }
+    },
     onSettled: () => queries.invalidateQueries({ queryKey: ["models"] }),
   });
+  // Given here, it is left out if the composer is gone by then, or has another model.
+  const ask = () => load.mutate(undefined, onTaken === null ? {} : { onSuccess: () => newest.current?.() });
   if (model.state === "loaded" || model.state === "unloading") return null;
   const share = model.status.progress;
   if (model.state === "loading" || load.isPending) {
@@ -93,7 +200,9 @@ export function LoadOffer({ model }: { model: ListedModel }) {
     <div className="text-sm">
       <div className="flex flex-wrap items-center gap-2">
         <span>{model.state === "failed" ? `${model.id} could not be loaded.` : `${model.id} is not loaded.`}</span>
-        <Button onClick={() => load.mutate()}>Load it</Button>
+        <Button icon="play" onClick={ask}>
+          {onTaken === null ? "Load it" : "Load it and send"}
+        </Button>
       </div>
       {load.error && <ErrorNote {...describeError(load.error)} />}
     </div>

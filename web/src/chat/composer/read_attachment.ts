@@ -1,5 +1,5 @@
 /** Makes attachments of files: images scaled down, sounds as wav or mp3, PDFs as text or pages, texts with their name. */
-import type { ContentPart } from "../../api/items";
+import { type ContentPart, randomId } from "../../api/items";
 import { type Attachment, MOST_PIXELS } from "./attachment";
 
 /** Why a file cannot be attached, in words for the user. */
@@ -31,7 +31,7 @@ export type PdfForm = "text" | "pages";
 /** Returns the attachment of a file. `form`: how a PDF is sent. Throws UnreadableFileError. */
 export async function readAttachment(file: File, form: PdfForm = "text"): Promise<Attachment> {
   const attachment = {
-    id: crypto.randomUUID(),
+    id: randomId(),
     name: file.name || "Pasted file",
     preview: null,
     pages: null,

@@ -1,5 +1,6 @@
 /** A Mermaid diagram, drawn in a sandboxed frame (frames/diagram.ts). */
 import { type ReactNode, useSyncExternalStore } from "react";
+import { addressOf } from "../../api/client";
 import { isDark } from "../../theme/theme";
 import { useFrame } from "./use_frame";
 
@@ -22,7 +23,7 @@ export default function Diagram({ source, otherwise }: { source: string; otherwi
     <iframe
       ref={element}
       title="Diagram"
-      src="/page/diagram.html"
+      src={addressOf("/page/diagram.html")}
       sandbox="allow-scripts"
       className="block w-full border-0"
       style={{ height }}

@@ -5,6 +5,7 @@ import { useClient } from "../../api/access";
 import { navigate, routeHash } from "../../router";
 import { Button, Dialog, IconButton } from "../../ui/controls";
 import { Icon } from "../../ui/icons";
+import { useDrafts } from "../composer/drafts";
 import { type Conversation, conversationKeys, deleteConversation, updateConversation } from "../conversations";
 import { useRuns } from "../runs";
 import { isInBrowser } from "../stores/browser_store";
@@ -102,10 +103,12 @@ function DeleteDialog({ conversation, isShown, isOpen, onClose }: EntryDialogPro
   const client = useClient();
   const queries = useQueryClient();
   const runs = useRuns();
+  const drafts = useDrafts();
 
   async function remove() {
     await runs.discard(conversation.id);
     await deleteConversation(client, conversation.id);
+    drafts.clear(conversation.id);
     if (isShown) navigate("chat", null, true);
     await queries.invalidateQueries({ queryKey: conversationKeys.all });
     onClose();
@@ -118,7 +121,7 @@ function DeleteDialog({ conversation, isShown, isOpen, onClose }: EntryDialogPro
       </p>
       <div className="flex justify-end gap-2">
         <Button onClick={onClose}>Cancel</Button>
-        <Button look="danger" onClick={() => void remove()}>
+        <Button look="danger" icon="remove" onClick={() => void remove()}>
           Delete
         </Button>
       </div>

@@ -22,6 +22,7 @@ export function Sidebar({ shownId, onChosen }: { shownId: string | null; onChose
     <nav aria-label="Conversations" className="flex min-h-0 flex-1 flex-col gap-2 p-2">
       <Button
         look="main"
+        icon="plus"
         onClick={() => {
           navigate("chat");
           onChosen();
@@ -64,7 +65,7 @@ export function Sidebar({ shownId, onChosen }: { shownId: string | null; onChose
           </section>
         ))}
       </div>
-      <Button look="quiet" onClick={() => setOptionsOpen(true)}>
+      <Button look="quiet" icon="sliders" onClick={() => setOptionsOpen(true)}>
         Import and options
       </Button>
       <OptionsDialog isOpen={areOptionsOpen} onClose={() => setOptionsOpen(false)} onImported={onChosen} />

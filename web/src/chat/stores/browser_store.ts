@@ -1,6 +1,5 @@
 /** Conversations that are kept in this browser alone. The gateway sees them while it answers, and stores nothing. */
-import type { Item } from "../../api/items";
-import { textOf } from "../../api/items";
+import { type Item, randomId, textOf } from "../../api/items";
 import type { Conversation } from "../conversations";
 import { openDatabase } from "./browser_database";
 import type { ConversationStore } from "./store";
@@ -13,7 +12,7 @@ export function isInBrowser(id: string): boolean {
 }
 
 export function browserStore(now: () => number = () => Date.now() / 1000): ConversationStore {
-  const newId = (prefix: string) => prefix + crypto.randomUUID();
+  const newId = (prefix: string) => prefix + randomId();
 
   async function use<T>(work: (database: Awaited<ReturnType<typeof openDatabase>>) => Promise<T>): Promise<T> {
     const database = await openDatabase();

@@ -1,7 +1,9 @@
 /** The answer that is being made: what it waits for, its text as it comes, and how fast. */
-import { useCallback } from "react";
+import { useCallback, useEffect, useState } from "react";
+import { showCode } from "../../ui/controls";
+import { durationText } from "../../ui/figures";
 import type { Progress } from "../answer";
-import { type AnswerStream, isRunning, type StreamSnapshot } from "../answer_stream";
+import { type AnswerStream, isRunning, type Retry, type StreamSnapshot } from "../answer_stream";
 import type { ItemTimes } from "../figures";
 import type { ItemTree } from "../item_tree";
 import { AnswerItemsContext } from "../markdown/citations";
@@ -41,11 +43,32 @@ export function RunningAnswer({ stream, tree }: { stream: AnswerStream; tree: It
   );
 }
 
-function Waiting({ snapshot: { answer, startedAt, pace, state } }: { snapshot: StreamSnapshot }) {
+function Waiting({ snapshot: { answer, startedAt, pace, state, retry } }: { snapshot: StreamSnapshot }) {
+  if (retry !== null) return <RetryNote retry={retry} />;
   if (answer.progress !== null) return <ProgressNote progress={answer.progress} />;
   if (answer.items.length === 0 || startedAt === null) return <p className="text-sm text-faint">Waiting…</p>;
   if (pace.perSecond === null || state !== "connected") return null;
   return <p className="text-xs tabular-nums text-faint">{sayPace(pace.perSecond)}</p>;
+}
+
+/** Says why the request waits in this page, until when, and for how long it has. */
+function RetryNote({ retry: { message, since, at, until } }: { retry: Retry }) {
+  const [now, setNow] = useState(() => performance.now());
+  useEffect(() => {
+    const timer = setInterval(() => setNow(performance.now()), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  const seconds = (ms: number) => durationText(Math.max(0, Math.round(ms / 1000)));
+  return (
+    <div className="text-sm text-faint">
+      <p role="status">{showCode(message)}</p>
+      {/* It changes each second: no news that is read out. */}
+      <p aria-live="off" className="tabular-nums">
+        {at > now ? `Asked again in ${seconds(at - now)}` : "Asked again now"}, waiting for {seconds(now - since)}, at
+        most {seconds(until - since)}. Stop ends it.
+      </p>
+    </div>
+  );
 }
 
 function tookMs(times: ItemTimes, id: string): number | null {

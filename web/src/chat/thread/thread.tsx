@@ -5,7 +5,8 @@ import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
 import type { ContentPart, Item } from "../../api/items";
 import { navigate } from "../../router";
-import { ErrorNote } from "../../ui/controls";
+import { Button, ErrorNote } from "../../ui/controls";
+import { Icon, Mark } from "../../ui/icons";
 import type { AnswerStream } from "../answer_stream";
 import { Composer } from "../composer/composer";
 import {
@@ -17,7 +18,7 @@ import {
   itemsQuery,
   titleOf,
 } from "../conversations";
-import { growTree, pathTo } from "../item_tree";
+import { growTree, isUserItem, pathTo } from "../item_tree";
 import { usePreferences } from "../preferences";
 import { useOwnAnswer, useRun, useRuns } from "../runs";
 import { shownEnd } from "../shown_branch";
@@ -51,6 +52,13 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
   const actions = useConversationActions(conversation.data ?? null, tree);
   const preferences = usePreferences();
   const scroll = useFollowedScroll();
+  const isShown = useRef(false);
+  useEffect(() => {
+    isShown.current = true;
+    return () => {
+      isShown.current = false;
+    };
+  }, []);
 
   // An answer that this page did not begin: before a reload, or in another tab.
   useEffect(() => {
@@ -72,12 +80,16 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
     void queries.invalidateQueries({ queryKey: conversationKeys.items(conversationId) });
   }, [conversationId, lacksActive, toldId, queries]);
 
+  const last = path.at(-1);
+  const unansweredId = last !== undefined && isUserItem(last) ? last.id : null;
+
   /** Returns when the message is stored. Throws if it could not be. */
   async function send(content: ContentPart[], text: string, settings: ConversationSettings) {
     const model = settings.model ?? "";
     if (conversationId !== null) {
       if (conversation.data === undefined) throw new Error("Wait until the conversation is read.");
-      return actions.ask(conversation.data, content, endId, model);
+      await actions.ask(conversation.data, content, endId, model);
+      return scroll.toEnd();
     }
     const created = await createConversation(client, titleOf(text), settings, preferences.keepInBrowser);
     queries.setQueryData(conversationKeys.one(created.id), created);
@@ -87,7 +99,8 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
       await deleteConversation(client, created.id).catch(() => {});
       throw error;
     }
-    navigate("chat", created.id, true);
+    // The user may have gone elsewhere meanwhile.
+    if (isShown.current) navigate("chat", created.id, true);
   }
 
   return (
@@ -95,26 +108,46 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
       {conversation.data !== undefined && (
         <ThreadHeader conversation={conversation.data} tree={tree} activeId={endId} actions={actions} />
       )}
-      <div
-        ref={scroll.container}
-        onScroll={scroll.onScroll}
-        className="min-h-0 flex-1 overflow-y-auto"
-        aria-label="Messages"
-        role="log"
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
-        tabIndex={0}
-      >
-        <div ref={scroll.content} className="mx-auto flex max-w-3xl flex-col gap-4 p-4">
-          {!isStored && <h1 className="mt-[20vh] text-center text-2xl font-semibold">What can I do for you?</h1>}
-          {items.error && <ErrorNote {...describeError(items.error)} />}
-          <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
-            {path.length > 0 && <TurnList path={path} tree={tree} actions={actions} />}
-          </ApprovalsProvider>
-          {run !== null && <RunningAnswer stream={run} tree={tree} />}
-          {conversationId !== null && items.isSuccess && !items.isFetching && (
-            <UnfinishedEnd conversationId={conversationId} path={path} run={run} actions={actions} />
-          )}
+      <div className="relative flex min-h-0 flex-1 flex-col">
+        <div
+          ref={scroll.container}
+          onScroll={scroll.onScroll}
+          className="min-h-0 flex-1 overflow-y-auto"
+          aria-label="Messages"
+          role="log"
+          // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
+          tabIndex={0}
+        >
+          <div ref={scroll.content} className="mx-auto flex max-w-3xl flex-col gap-4 p-4">
+            {!isStored && (
+              <div className="mt-[18vh] flex flex-col items-center gap-card">
+                <Mark className="size-12" />
+                <h1 className="text-center text-xl font-semibold">What can I do for you?</h1>
+              </div>
+            )}
+            {items.error && <ErrorNote {...describeError(items.error)} />}
+            <ApprovalsProvider path={path} isRunning={run?.isRunning ?? false} actions={actions}>
+              {path.length > 0 && <TurnList path={path} tree={tree} actions={actions} />}
+            </ApprovalsProvider>
+            {run !== null && <RunningAnswer stream={run} tree={tree} />}
+            {conversationId !== null && items.isSuccess && !items.isFetching && (
+              <UnfinishedEnd conversationId={conversationId} path={path} run={run} actions={actions} />
+            )}
+          </div>
         </div>
+        {scroll.isAway && (
+          <Button
+            className="absolute bottom-2 left-1/2 -translate-x-1/2 shadow"
+            onClick={() => {
+              scroll.toEnd();
+              // The button is gone: the keyboard goes on in what it has scrolled.
+              scroll.container.current?.focus({ preventScroll: true });
+            }}
+          >
+            <Icon name="end" />
+            To the end
+          </Button>
+        )}
       </div>
       <Composer
         conversationId={conversationId}
@@ -123,6 +156,12 @@ export function Thread({ conversationId }: { conversationId: string | null }) {
         path={path}
         run={run}
         onSend={send}
+        onStop={() => {
+          // What can be done with a stopped answer is below it.
+          scroll.toEnd();
+          void run?.stop();
+        }}
+        onAskAgain={unansweredId === null ? null : () => void actions.regenerate(unansweredId)}
       />
     </>
   );

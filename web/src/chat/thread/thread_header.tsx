@@ -1,8 +1,10 @@
-/** The title of the conversation that is shown, and what can be done with all of it. */
+/** The title of the conversation that is shown, and what can be done with all of it, in the page's bar. */
 import { useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
+import { BarMenu, InBar } from "../../ui/bar";
 import { Button, Dialog, ErrorNote } from "../../ui/controls";
+import { Icon } from "../../ui/icons";
 import { saveFile } from "../../ui/save_file";
 import type { Conversation } from "../conversations";
 import { type ItemTree, pathTo } from "../item_tree";
@@ -25,17 +27,21 @@ export function ThreadHeader({ conversation, tree, activeId, actions }: HeaderPr
   const close = () => setDialog(null);
   const title = conversation.metadata.title ?? "Untitled";
   return (
-    <header className="flex items-center gap-1 border-b border-line px-3 py-1">
-      <h1 className="min-w-0 flex-1 truncate text-sm font-semibold">{title}</h1>
-      <Button look="quiet" onClick={() => setDialog("rename")}>
-        Rename
-      </Button>
-      <Button look="quiet" onClick={() => setDialog("tree")}>
-        Branches
-      </Button>
-      <Button look="quiet" onClick={() => setDialog("save")}>
-        Export
-      </Button>
+    <>
+      <InBar>
+        <h1 className="min-w-0 flex-1 truncate text-sm font-semibold md:text-right">{title}</h1>
+        <BarMenu label="More actions" face={<Icon name="more" />} side="right">
+          <Button look="quiet" icon="edit" onClick={() => setDialog("rename")}>
+            Rename
+          </Button>
+          <Button look="quiet" icon="layers" onClick={() => setDialog("tree")}>
+            Branches
+          </Button>
+          <Button look="quiet" icon="download" onClick={() => setDialog("save")}>
+            Export
+          </Button>
+        </BarMenu>
+      </InBar>
       <RenameDialog conversation={conversation} isOpen={dialog === "rename"} onClose={close} />
       <TreeDialog tree={tree} activeId={activeId} actions={actions} isOpen={dialog === "tree"} onClose={close} />
       <SaveDialog
@@ -45,7 +51,7 @@ export function ThreadHeader({ conversation, tree, activeId, actions }: HeaderPr
         isOpen={dialog === "save"}
         onClose={close}
       />
-    </header>
+    </>
   );
 }
 

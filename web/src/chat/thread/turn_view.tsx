@@ -32,7 +32,11 @@ export const TurnView = memo(function TurnView({ turn, actions }: TurnProps) {
           <div className="flex flex-wrap items-center gap-1">
             <CopyButton label="Copy answer" text={() => answerMarkdown(turn.answer)} />
             {turn.question !== null && (
-              <IconButton label="Regenerate answer" onClick={() => void actions.regenerate(turn.question?.id ?? "")}>
+              <IconButton
+                icon="repeat"
+                label="Regenerate answer"
+                onClick={() => void actions.regenerate(turn.question?.id ?? "")}
+              >
                 Regenerate
               </IconButton>
             )}
@@ -83,7 +87,7 @@ function Question({ item, siblingIds, actions }: QuestionProps) {
           />
           <div className="flex justify-end gap-2">
             <Button onClick={() => setDraft(null)}>Cancel</Button>
-            <Button look="main" disabled={draft.trim() === ""} onClick={() => void save()}>
+            <Button look="main" icon="send" disabled={draft.trim() === ""} onClick={() => void save()}>
               Send
             </Button>
           </div>
@@ -91,7 +95,7 @@ function Question({ item, siblingIds, actions }: QuestionProps) {
       )}
       {problem !== null && <ErrorNote {...describeError(problem)} />}
       <div className="flex items-center gap-1">
-        <IconButton label="Edit message" onClick={() => setDraft(textOf(item))}>
+        <IconButton icon="edit" label="Edit message" onClick={() => setDraft(textOf(item))}>
           Edit
         </IconButton>
         <BranchPicker id={item.id} siblingIds={siblingIds} actions={actions} />

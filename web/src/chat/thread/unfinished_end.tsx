@@ -39,12 +39,14 @@ export function UnfinishedEnd({ conversationId, path, run, actions }: Unfinished
       )}
       <div className="mt-1 flex flex-wrap gap-2">
         {canContinue && (
-          <Button look="main" onClick={() => void actions.continueAnswer(last.id)}>
+          <Button look="main" icon="play" onClick={() => void actions.continueAnswer(last.id)}>
             Continue
           </Button>
         )}
         {question !== undefined && (isCut || isUnanswered) ? (
-          <Button onClick={() => void actions.regenerate(question.id)}>Ask again</Button>
+          <Button icon="repeat" onClick={() => void actions.regenerate(question.id)}>
+            Ask again
+          </Button>
         ) : (
           <Button look="quiet" onClick={() => runs.forget(conversationId)}>
             Hide this

@@ -2,7 +2,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { useLayoutEffect, useMemo, useRef } from "react";
 import { useClient } from "../../api/access";
-import type { ContentPart, Item } from "../../api/items";
+import { type ContentPart, type Item, randomId } from "../../api/items";
 import { type AnswerStream, describe } from "../answer_stream";
 import { addItems, type Conversation, conversationKeys, updateConversation } from "../conversations";
 import { type ItemTree, newestLeaf } from "../item_tree";
@@ -95,7 +95,7 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
     }
 
     function ask(conversation: Conversation, content: ContentPart[], parentId: string | null, model: string) {
-      const id = `msg_${crypto.randomUUID().replaceAll("-", "")}`;
+      const id = `msg_${randomId()}`;
       const message = { id, type: "message", role: "user", content };
       return answer(
         conversation,
@@ -136,7 +136,7 @@ export function useConversationActions(shown: Conversation | null, tree: ItemTre
           await refresh(conversation.id);
         }
         const input = decided.map(({ item, decision }) => ({
-          id: `mcpa_${crypto.randomUUID().replaceAll("-", "")}`,
+          id: `mcpa_${randomId()}`,
           type: "mcp_approval_response",
           approval_request_id: item.id,
           approve: decision !== "refuse",

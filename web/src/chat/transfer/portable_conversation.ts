@@ -1,5 +1,6 @@
 /** Conversations between their stores and files. */
 import type { ApiClient } from "../../api/client";
+import { randomId } from "../../api/items";
 import { storeOf } from "../conversations";
 import { browserStore } from "../stores/browser_store";
 import { serverStore } from "../stores/server_store";
@@ -22,10 +23,7 @@ export async function loadPortable(client: ApiClient, id: string): Promise<Porta
 /** Stores an imported conversation and returns its id. What fails midway is removed again. Throws as the store does. */
 export async function storePortable(client: ApiClient, portable: Portable, inBrowser: boolean): Promise<string> {
   const store = inBrowser ? browserStore() : serverStore(client);
-  const { title, settings, items, activeId } = renewIds(
-    portable,
-    () => `item_${crypto.randomUUID().replaceAll("-", "")}`,
-  );
+  const { title, settings, items, activeId } = renewIds(portable, () => `item_${randomId()}`);
   const created = await store.create({ title, settings, items });
   try {
     if (activeId !== null && activeId !== items.at(-1)?.id)

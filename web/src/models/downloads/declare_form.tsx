@@ -45,7 +45,7 @@ export function DeclareForm({ reference, suggested = null }: { reference: string
           onChange={(event) => setName(event.target.value)}
         />
       </Field>
-      <Button type="submit" aria-disabled={declaring.isPending}>
+      <Button icon="plus" type="submit" aria-disabled={declaring.isPending}>
         Declare as a model
       </Button>
       <DryRunButton

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { fitText, inspectionText, progressText } from "./download_words";
+import { fitText, inspectionText, progressText, useText } from "./download_words";
 import { type DeviceFit, type Download, type InspectedModel, withDownload } from "./downloads";
 
 const RUNNING = {
@@ -11,15 +11,17 @@ const RUNNING = {
   remaining_s: 3,
   waiting: null,
   created_at: 5,
+  ended_at: null,
 } as Download;
 
-test("progress has speed and time left only while it runs", () => {
-  expect(progressText(RUNNING)).toBe("1.0 MiB of 4.0 MiB, 1.0 MiB per second, 3 s left");
-  expect(progressText({ ...RUNNING, waiting: "the source asks to wait" })).toBe(
-    "1.0 MiB of 4.0 MiB, the source asks to wait",
+test("progress has speed and time left only while it runs, and then how long it took", () => {
+  expect(progressText(RUNNING, 17)).toBe("1.0 MiB of 4.0 MiB, 1.0 MiB per second, 3 s left, 12 s so far");
+  expect(progressText({ ...RUNNING, waiting: "the source asks to wait" }, 17)).toBe(
+    "1.0 MiB of 4.0 MiB, the source asks to wait, 12 s so far",
   );
-  expect(progressText({ ...RUNNING, state: "cancelled" })).toBe("1.0 MiB of 4.0 MiB");
-  expect(progressText({ ...RUNNING, total_bytes: 0 })).toBe("The source is asked for its files.");
+  expect(progressText({ ...RUNNING, state: "cancelled", ended_at: 70 }, 999)).toBe("1.0 MiB of 4.0 MiB, in 1 min 5 s");
+  expect(progressText({ ...RUNNING, total_bytes: 0 }, 17)).toBe("The source is asked for its files. 12 s so far");
+  expect(progressText({ ...RUNNING, state: "failed", total_bytes: 0, ended_at: 6 }, 17)).toBe("");
 });
 
 test("a download keeps its place, and a new one is where its time puts it", () => {
@@ -30,6 +32,12 @@ test("a download keeps its place, and a new one is where its time puts it", () =
     ["b", 9],
   ]);
   expect(withDownload(list, { ...RUNNING, id: "c", created_at: 3 }).map((each) => each.id)).toEqual(["a", "c", "b"]);
+});
+
+test("a file says who uses it, or why nobody can", () => {
+  expect(useText({ used_by: ["a", "b"], reason: null })).toBe("used by a, b");
+  expect(useText({ used_by: [], reason: null })).toBe("used by no model");
+  expect(useText({ used_by: [], reason: "it is cut off" })).toBe("used by no model: it is cut off");
 });
 
 test("an inspection and fits in words", () => {

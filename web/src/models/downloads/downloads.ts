@@ -1,7 +1,7 @@
 /** Downloads of models and what lies in the models folder (docs/admin.md, "Downloads"). Scope `admin`. */
 import { queryOptions } from "@tanstack/react-query";
 import type { ApiClient } from "../../api/client";
-import type { EstimateSource } from "../admin_models";
+import { type EstimateSource, every, loadModel } from "../admin_models";
 
 export interface DownloadFile {
   path: string;
@@ -24,7 +24,7 @@ export interface Download {
   /** Why nothing comes just now; null: something does. */
   waiting: string | null;
   has_finished: boolean;
-  error: { message: string; next_steps?: string[] } | null;
+  error: { message: string; code?: string; next_steps?: string[] } | null;
   created_at: number;
   ended_at: number | null;
 }
@@ -57,6 +57,32 @@ export interface InspectedModel {
   fields: Record<string, unknown>;
 }
 
+/** One model of a repository that a search found, with what follows from its size. */
+export interface OfferedModel {
+  /** What a download of it names. */
+  reference: string;
+  format: "gguf" | "safetensors";
+  quantisation: string | null;
+  /** Path below the models folder. */
+  main: string;
+  projector: string | null;
+  size: number;
+  forecast: { summary: string };
+  is_present: boolean;
+  used_by: string[];
+}
+
+export interface OfferedRepository {
+  repository: string;
+  downloads: number | null;
+  is_gated: boolean;
+  licence: string | null;
+  left_out: number;
+  /** Why its models are not known; null: they are. */
+  reason: string | null;
+  choices: OfferedModel[];
+}
+
 export interface ModelFile {
   path: string;
   folder: string;
@@ -68,6 +94,22 @@ export interface ModelFile {
   memory_mib: number | null;
   memory_on: "gpu" | "host" | null;
   memory_source: EstimateSource | null;
+  /** The name under which it can be served; null: a model uses it, or `reason`. */
+  serve_as: string | null;
+  /** Why it cannot be served. */
+  reason: string | null;
+}
+
+/** The declaration that serves a file, made from what the file says of itself. */
+export interface FileDeclaration {
+  path: string;
+  name: string;
+  fields: Record<string, unknown>;
+  context: number | null;
+  trained_context: number | null;
+  projector: string | null;
+  reason: string | null;
+  declared: "new" | "before" | null;
 }
 
 export interface ModelFiles {
@@ -94,7 +136,19 @@ export function downloadsQuery(client: ApiClient) {
 }
 
 export function modelFilesQuery(client: ApiClient) {
-  return queryOptions({ queryKey: downloadKeys.files, queryFn: () => client.request<ModelFiles>(FILES) });
+  return queryOptions({
+    queryKey: downloadKeys.files,
+    queryFn: () => client.request<ModelFiles>(FILES),
+    refetchInterval: every(5000),
+  });
+}
+
+/** Searches the hub for repositories whose names have these words. */
+export async function searchModels(client: ApiClient, words: string) {
+  const found = await client.request<{ repositories: OfferedRepository[] }>(`${DOWNLOADS}/search`, {
+    query: { words },
+  });
+  return found.repositories;
 }
 
 export function inspectReference(client: ApiClient, reference: string) {
@@ -107,6 +161,14 @@ export function startDownload(client: ApiClient, reference: string) {
 
 export function cancelDownload(client: ApiClient, id: string) {
   return client.request<Download>(`${DOWNLOADS}/${encodeURIComponent(id)}`, { method: "DELETE" });
+}
+
+/** Declares a file of the models folders, and loads it. `model`: its path, with the folder's. */
+export async function serveModelFile(client: ApiClient, model: string) {
+  const declared = await client.request<FileDeclaration>(FILES, { body: { model } });
+  // What is declared now is loaded for that; a model that was there before may wait for a request.
+  if (declared.declared === "before") await loadModel(client, declared.name, {}, false);
+  return declared;
 }
 
 /** Removes a downloaded model by its path below the models folder, or its reference. */

@@ -3,9 +3,10 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
-import { Button, ErrorNote, Meter, SameByCommand } from "../../ui/controls";
+import { readSteps } from "../../api/errors";
+import { Button, ErrorNote, Meter, SameByCommand, showCode } from "../../ui/controls";
 import { percentText } from "../../ui/figures";
-import { Field, INPUT, Section } from "../../ui/view";
+import { CARD, Field, INPUT, Section } from "../../ui/view";
 import { shellWord } from "../load_fields";
 import { DeclareForm } from "./declare_form";
 import { fitText, inspectionText, progressText } from "./download_words";
@@ -93,16 +94,22 @@ function InspectForm() {
 
 function Found({ found, isStarting, onStart }: { found: InspectedModel; isStarting: boolean; onStart: () => void }) {
   return (
-    <section aria-label="What was found" className="rounded-lg border border-line bg-panel p-3 text-sm">
+    <section aria-label="What was found" className={`${CARD} text-sm`}>
       <p className="font-mono break-all">{found.inspection.pinned}</p>
       <p>{inspectionText(found)}</p>
-      <p>Memory: {found.forecast.reason ?? found.forecast.summary}</p>
+      <p>Memory: {showCode(found.forecast.reason ?? found.forecast.summary)}</p>
       <ul className="list-disc pl-5 text-faint">
         {found.forecast.devices.map((device) => (
-          <li key={device.gpus.join()}>{fitText(device)}</li>
+          <li key={device.gpus.join()}>{showCode(fitText(device))}</li>
         ))}
       </ul>
-      <Button look="main" className="mt-2" aria-disabled={isStarting} onClick={() => !isStarting && onStart()}>
+      <Button
+        look="main"
+        icon="download"
+        className="mt-2"
+        aria-disabled={isStarting}
+        onClick={() => !isStarting && onStart()}
+      >
         Download
       </Button>
     </section>
@@ -120,17 +127,23 @@ function DownloadRow({ download }: { download: Download }) {
   const running = isRunning(download);
   const share = download.total_bytes === 0 ? 0 : download.done_bytes / download.total_bytes;
   return (
-    <li aria-label={download.reference} className="rounded-lg border border-line bg-panel p-3 text-sm">
+    <li aria-label={download.reference} className={`${CARD} text-sm`}>
       <div className="flex flex-wrap items-center justify-between gap-2">
         <p className="min-w-0 font-mono break-all">{download.reference}</p>
         <span>{download.state}</span>
       </div>
       {running && <Meter label="Downloaded" share={share} text={percentText(share)} />}
-      <p className="text-faint">{progressText(download)}</p>
-      {download.error && <ErrorNote message={download.error.message} nextSteps={download.error.next_steps ?? []} />}
-      {running && <Button onClick={() => cancelling.mutate()}>Cancel</Button>}
+      <p className="text-faint">{showCode(progressText(download, Date.now() / 1000))}</p>
+      {download.error && <ErrorNote message={download.error.message} nextSteps={readSteps(download.error)} />}
+      {running && (
+        <Button icon="close" onClick={() => cancelling.mutate()}>
+          Cancel
+        </Button>
+      )}
       {(download.state === "failed" || download.state === "cancelled") && (
-        <Button onClick={() => again.mutate()}>Download again</Button>
+        <Button icon="download" onClick={() => again.mutate()}>
+          Download again
+        </Button>
       )}
       {download.state === "finished" && <DeclareForm reference={download.pinned ?? download.reference} />}
       {error && <ErrorNote {...describeError(error)} />}

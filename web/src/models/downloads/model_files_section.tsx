@@ -1,12 +1,14 @@
-/** What lies in the models folders, which models use it, and removal of what was downloaded. */
+/** What lies in the models folders, which models use it; serving what none uses, and removal of what was downloaded. */
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useClient } from "../../api/access";
 import { describeError } from "../../api/client";
+import { routeHash } from "../../router";
 import { ConfirmButton } from "../../ui/confirm_button";
-import { ErrorNote, SameByCommand } from "../../ui/controls";
+import { Button, ErrorNote, SameByCommand, showCode } from "../../ui/controls";
 import { bytesText, mibText } from "../../ui/figures";
 import { Section } from "../../ui/view";
-import { type ModelFile, modelFilesQuery, removeModelFiles } from "./downloads";
+import { useText } from "./download_words";
+import { type ModelFile, modelFilesQuery, removeModelFiles, serveModelFile } from "./downloads";
 
 export function ModelFilesSection() {
   const client = useClient();
@@ -14,6 +16,10 @@ export function ModelFilesSection() {
   const files = useQuery(modelFilesQuery(client));
   const removal = useMutation({
     mutationFn: (path: string) => removeModelFiles(client, path),
+    onSettled: () => queries.invalidateQueries({ queryKey: ["admin"] }),
+  });
+  const serving = useMutation({
+    mutationFn: (path: string) => serveModelFile(client, path),
     onSettled: () => queries.invalidateQueries({ queryKey: ["admin"] }),
   });
   return (
@@ -27,9 +33,25 @@ export function ModelFilesSection() {
       )}
       <ul aria-label="Models folder" className="flex flex-col gap-1">
         {files.data?.models.map((file) => (
-          <FileRow key={`${file.folder}/${file.path}`} file={file} onRemove={() => removal.mutate(file.path)} />
+          <FileRow
+            key={`${file.folder}/${file.path}`}
+            file={file}
+            isServing={serving.isPending}
+            onServe={() => serving.mutate(`${file.folder}/${file.path}`)}
+            onRemove={() => removal.mutate(file.path)}
+          />
         ))}
       </ul>
+      {serving.error && <ErrorNote {...describeError(serving.error)} />}
+      {serving.data !== undefined && (
+        <p role="status" className="text-sm">
+          Served as{" "}
+          <a href={routeHash("models", serving.data.name)} className="underline underline-offset-2">
+            {serving.data.name}
+          </a>
+          , once it is loaded.
+        </p>
+      )}
       {removal.error && <ErrorNote {...describeError(removal.error)} />}
       {removal.data !== undefined && (
         <p role="status" className="text-sm">
@@ -41,7 +63,14 @@ export function ModelFilesSection() {
   );
 }
 
-function FileRow({ file, onRemove }: { file: ModelFile; onRemove: () => void }) {
+interface FileRowProps {
+  file: ModelFile;
+  isServing: boolean;
+  onServe: () => void;
+  onRemove: () => void;
+}
+
+function FileRow({ file, isServing, onServe, onRemove }: FileRowProps) {
   const memory = file.memory_mib === null ? "memory not known" : `${mibText(file.memory_mib)} of memory`;
   return (
     <li
@@ -51,11 +80,21 @@ function FileRow({ file, onRemove }: { file: ModelFile; onRemove: () => void }) 
       <span className="min-w-0">
         <span className="font-mono break-all">{file.path}</span>
         <span className="block text-faint">
-          {bytesText(file.size)}, {memory};{" "}
-          {file.used_by.length > 0 ? `used by ${file.used_by.join(", ")}` : "used by no model"}
+          {bytesText(file.size)}, {memory}; {showCode(useText(file))}
           {file.origin === "hand" && "; put here by hand"}
         </span>
       </span>
+      {file.serve_as !== null && (
+        <Button
+          icon="play"
+          aria-label={`Serve ${file.path}`}
+          title={`Declares the model ${file.serve_as}, and loads it`}
+          aria-disabled={isServing}
+          onClick={() => !isServing && onServe()}
+        >
+          Serve it
+        </Button>
+      )}
       {file.origin === "download" && (
         <ConfirmButton label={`Remove ${file.path}`} question="Remove it from the disk?" onConfirm={onRemove}>
           Remove

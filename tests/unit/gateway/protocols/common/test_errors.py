@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError, fill_steps
 from controller.runtimes.base import replica_name
 from controller.state import ReplicaId
 from gateway.protocols.anthropic.dialect import MESSAGES
@@ -16,7 +16,7 @@ from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common import errors
 from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.errors import ContextOverflow, client_status, engine_body, find_overflow
+from gateway.protocols.common.errors import ContextOverflow, answer_status, client_status, engine_body, find_overflow
 from gateway.protocols.common.hiding import HIDDEN, HIDDEN_PATH, hide_addresses, hide_in_json, hide_paths
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest
@@ -77,6 +77,7 @@ def test_what_is_no_error_object_becomes_one(content: bytes) -> None:
 def test_our_errors_in_anthropics_form(code: str) -> None:
     entry = ERROR_CODES[code]
     told = body(MESSAGES.error_body(RoundhouseError(code, "What.", param="p"), "r1"))
+    next_steps = fill_steps(entry.next_steps, {"param": "p"})
     types = {
         400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
         408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error",
@@ -90,8 +91,8 @@ def test_our_errors_in_anthropics_form(code: str) -> None:
             "code": code,
             "param": "p",
             "status": entry.status,
-            "actionable": bool(entry.next_steps),
-            "next_steps": list(entry.next_steps),
+            "actionable": bool(next_steps),
+            "next_steps": next_steps,
         },
         "request_id": "r1",
     }
@@ -475,3 +476,23 @@ def test_absolute_paths_are_hidden(said: str, told: str) -> None:
 )
 def test_words_without_paths_stay(said: str) -> None:
     assert hide_paths(said) == said
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Failed to parse tools: Missing tool type: {}; tools = [{}]", "tools"),
+        ("Failed to parse messages: Missing 'role' in message: {}", "messages"),
+        ("JSON schema error at #/properties/a: enum must be a non-empty array", None),
+    ],
+)
+def test_what_llama_server_cannot_read_is_the_clients_fault(message: str, param: str | None) -> None:
+    for told in ({"code": 500, "message": message, "type": "server_error"}, message):
+        told_body = json.dumps({"error": told}).encode()
+        assert answer_status(500, told_body) == 400
+        error = body(CHAT.engine_error_body(500, told_body, "r"))["error"]
+        assert (error["status"], error["code"], error["param"]) == (400, "invalid_request", param)
+        assert message in error["message"]
+        assert error["type"] == "invalid_request_error"
+    assert answer_status(503, told_body) == 503
+    assert answer_status(500, b'{"error":{"message":"CUDA error: failed to parse"}}') == 500

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from gateway.protocols.common.fan_out import ANSWER_FORMS, PiecedAnswer, add_counts, count_images, plan_split
+from gateway.protocols.common.file_parts import FILE_TYPES, find_files, find_named_files
 from gateway.protocols.common.grounding import Passage, add_passages
-from gateway.protocols.common.request import FILE_TYPES, find_files, find_part_types
+from gateway.protocols.common.request import find_part_types
 from tests.fakes.fake_controller import route
+from tests.fakes.fake_retrieval import file_hit, hit
 from tests.support.outcomes import error_of, present, refusal
 
 DOCUMENTS = [f"document {number}" for number in range(40)]
@@ -210,6 +212,13 @@ def test_the_types_of_parts() -> None:
 PASSAGE = Passage("d1", "a.md", chunk=0, start=0, end=4, page=None, score=1.0, text="Coal")
 
 
+def test_a_model_reads_what_stands_above_a_passage() -> None:
+    rows, above = "| Ann | 12 |", ["Staff", "| Name | Pay |"]
+    for passage in (Passage.of_hit(hit(1, rows, headings=above)), Passage.of_file(file_hit(1, rows, headings=above))):
+        assert passage.text == "Staff\n| Name | Pay |\n| Ann | 12 |"
+        assert (passage.start, passage.end) == (10, 22)
+
+
 @pytest.mark.parametrize(("content", "behind"), [("What burns?", "\n\nWhat burns?"), (None, ""), ([], None)])
 def test_passages_stand_before_what_the_message_has(content: Any, behind: str | None) -> None:
     fields: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "rag": True}
@@ -223,3 +232,30 @@ def test_passages_stand_before_what_the_message_has(content: Any, behind: str | 
         assert (bool(head), tail.split("Question:")) == (True, ["\n\n", behind])
         assert "None" not in message["content"]
     assert fields["messages"][0]["content"] == content, "the request's own fields stay"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        None, "file-1", {}, {"type": ["input_file"], "file_id": "a"}, {"type": "text", "file_id": "a"},
+        {"type": "input_file", "file_id": None}, {"type": "input_file", "file_id": "a", "file_data": "aGk="},
+        {"type": "input_image", "file_id": "a", "image_url": "data:,"}, {"type": "file", "file": "a"}, {"type": "file"},
+        {"type": "image", "source": {"type": "url", "file_id": "a"}}, {"type": "document", "source": None},
+    ],
+)  # fmt: skip
+def test_what_names_no_file(part: Any) -> None:
+    assert find_named_files({"messages": [{"content": [part]}, 3, {"content": "x"}], "input": [part]}) == []
+
+
+def test_files_are_named_at_any_depth_and_with_an_id_alone() -> None:
+    source = {"type": "file", "file_id": "a"}
+    inner = {"type": "tool_result", "content": [{"type": "image", "source": source}]}
+    fields = {"messages": [{"content": [inner]}], "input": [{"output": [{"type": "input_file", "file_id": "b"}]}]}
+    assert [each.id_place for each in find_named_files(fields)] == [
+        "messages[0].content[0].content[0].source.file_id",
+        "input[0].output[0].file_id",
+    ]
+    for wrong in (None, "", 3, ["a"]):
+        source["file_id"] = wrong  # type: ignore[assignment]
+        error = error_of(lambda: find_named_files(fields))
+        assert error.param == "messages[0].content[0].content[0].source.file_id"

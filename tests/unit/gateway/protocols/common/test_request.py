@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Set
 from typing import Any, get_type_hints
 
@@ -12,12 +13,14 @@ from anthropic.types.beta import message_create_params as beta_messages
 from openai.types import completion_create_params as completions
 from openai.types import embedding_create_params as embeddings
 from openai.types.chat import completion_create_params as chats
+from openai.types.responses import response_create_params as responses
 
 from contract.errors import RoundhouseError
 from contract.routing import ModelRoute
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT
+from gateway.protocols.chat.tool_forms import FUNCTIONS
 from gateway.protocols.common.bodies import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -34,9 +37,23 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.large_body import BLOCK_BYTES, LARGE_BYTES, LargeBody
 from gateway.protocols.common.request import InferenceRequest, parse_native, parse_request
+from gateway.protocols.common.request_fields import (
+    AS_CHAT,
+    OURS,
+    PARAMS,
+    REQUEST_FIELDS,
+    Api,
+    check_as_chat,
+    check_effects,
+    rename_error,
+)
+from gateway.protocols.completions import COMPLETIONS_VIA_CHAT
 from gateway.protocols.llama_native import NATIVE
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
+from tests.support.doc_tables import effect_rows, rows_of
 from tests.support.outcomes import error_of, present
+from tests.support.responses import context
 
 
 def refused(raw: bytes) -> RoundhouseError:
@@ -260,14 +277,121 @@ def remote(*extra_fields: str, **more: Any) -> ModelRoute:
             MESSAGE_FIELDS - {"output_format"},
             [messages.MessageCreateParamsStreaming, beta_messages.MessageCreateParamsStreaming],
         ),
+        (frozenset(REQUEST_FIELDS["responses"]), [responses.ResponseCreateParamsStreaming]),
     ],
-    ids=["chat", "completions", "embeddings", "messages"],
+    ids=["chat", "completions", "embeddings", "messages", "responses"],
 )
 def test_a_familys_fields_are_those_of_its_own_package(known: Set[str], declared: list[Any]) -> None:
     names = {name for each in declared for name in get_type_hints(each)}
     assert names <= known
     # What an older API or a sampling parameter of it was called may be missing in the newest types.
     assert known - names <= {"temperature", "top_p", "top_k"}
+
+
+def test_the_docs_say_what_each_field_does() -> None:
+    for api in REQUEST_FIELDS:
+        assert rows_of("fields.md", api.capitalize()) == effect_rows(api)
+
+
+IDLE: dict[str, list[Any]] = {
+    "modalities": [["text"]],
+    "n": [1],
+    "best_of": [1],
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0],
+}
+ASKING: dict[str, list[Any]] = {
+    "modalities": [["text", "audio"], ["image"], "audio"],
+    "web_search_options": [{}, {"search_context_size": "low"}],
+    "n": [2, "2"],
+    "best_of": [3],
+    "logprobs": [0, 5],
+}
+REFUSED = [
+    (api, name, by)
+    for api, fields in REQUEST_FIELDS.items()
+    for name, field in fields.items()
+    for by in sorted(field.refused)
+]
+
+
+@pytest.mark.parametrize(("api", "name", "by"), REFUSED)
+def test_a_field_that_asks_for_what_nobody_gives_is_refused_by_its_name(api: Api, name: str, by: str) -> None:
+    model = route("m", backend="vllm_serve" if by == OURS else by)
+
+    def check(value: Any, of: ModelRoute = model) -> None:
+        asked = {"model": "m", name: value}
+        if by == AS_CHAT:
+            check_as_chat(asked, api)
+        else:
+            check_effects(asked, api, of)
+
+    for value in (None, False, "", [], *IDLE.get(name, ())):
+        check(value)
+    for value in ASKING.get(name, ["x", {"x": 1}, [5], True, 3]):
+        error = error_of(lambda: check(value))  # noqa: B023 - called at once
+        assert (error.entry.status, error.param) == (400, name)
+        assert error.entry.code in ("not_supported", "invalid_request")
+        assert f"`{name}` cannot be used" in error.message
+        assert REQUEST_FIELDS[api][name].note in error.message
+        if by != AS_CHAT:
+            check(value, route("m", backend="openai_remote"))
+
+
+def test_a_best_of_that_is_n_asks_for_nothing() -> None:
+    check_effects({"n": 4, "best_of": 4}, "completions", route("m", backend="llama_server"))
+
+
+CLIENTS: list[tuple[Dialect, str, str | None]] = [
+    (RESPONSES_VIA_CHAT, "max_tokens", "max_output_tokens"),
+    (RESPONSES_VIA_CHAT, "max_completion_tokens", "max_output_tokens"),
+    (RESPONSES_VIA_CHAT, "body.messages.0.UserMessage.role", "input"),
+    (RESPONSES_VIA_CHAT, "response_format.json_schema.schema", "text.format"),
+    (RESPONSES_VIA_CHAT, "reasoning_effort", "reasoning.effort"),
+    (RESPONSES_VIA_CHAT, "tools[0].function.name", "tools"),
+    (RESPONSES_VIA_CHAT, "temperature", "temperature"),
+    (RESPONSES_VIA_CHAT, "stop", None),
+    (RESPONSES_VIA_CHAT, "top_k", "top_k"),
+    (MESSAGES_VIA_CHAT, "stop[1]", "stop_sequences"),
+    (MESSAGES_VIA_CHAT, "messages[3].content[0]", "messages"),
+    (MESSAGES_VIA_CHAT, "max_completion_tokens", "max_tokens"),
+    (MESSAGES_VIA_CHAT, "reasoning_effort", "output_config.effort"),
+    (MESSAGES_VIA_CHAT, "stream_options", None),
+    (COMPLETIONS_VIA_CHAT, "messages[0].content", "prompt"),
+    (COMPLETIONS_VIA_CHAT, "stop[0]", "stop[0]"),
+    (FUNCTIONS, "tools[1].function.parameters", "functions[1].parameters"),
+    (FUNCTIONS, "tool_choice", "function_call"),
+    (FUNCTIONS, "messages[2].content", "messages[2].content"),
+    (CHAT, "tools[1].function.parameters", "tools[1].function.parameters"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "param", "own"), CLIENTS)
+def test_an_engines_error_names_the_clients_own_field(dialect: Dialect, param: str, own: str | None) -> None:
+    body = json_bytes({"error": {"message": "wrong", "type": "x", "code": 400, "param": param}})
+    assert json.loads(dialect.engine_error_body(400, body, "r"))["error"]["param"] == own
+    request = parse_request(json_bytes({"model": "m", "stream": True, **ASKS[dialect]}), may_stream=True)
+    request.id = "r"
+    if dialect is RESPONSES_VIA_CHAT:
+        request.state = context()
+    dialect.check_request(request, route("m"))
+    events = dialect.open_stream(request).feed_data(b"data: " + body + b"\n\n")
+    found = re.findall(rb'"param": ?(null|"[^"]*")', events)
+    assert {json.loads(each) for each in found} == {own}
+
+
+ASKS: dict[Dialect, dict[str, Any]] = {
+    RESPONSES_VIA_CHAT: {"input": "Hi"},
+    MESSAGES_VIA_CHAT: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
+    COMPLETIONS_VIA_CHAT: {"prompt": "Hi"},
+    FUNCTIONS: {"messages": [], "functions": [{"name": "f"}]},
+    CHAT: {"messages": []},
+}
+
+
+def test_an_error_without_a_field_stays_as_it_is() -> None:
+    for body in (b"", b"[]", b'{"error": 5}', b'{"error": {"message": "x", "param": null}}'):
+        assert all(rename_error(body, form) is body for form in (*PARAMS, None))
 
 
 def test_a_remote_gets_what_the_family_knows_and_what_it_lists() -> None:

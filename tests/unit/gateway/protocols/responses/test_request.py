@@ -363,6 +363,29 @@ def test_a_choice_narrows_the_tools_to_one_server() -> None:
     assert functions(tools=[WEATHER, TIME, OWN], tool_choice=choice) == ["weather__set", "own"]
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["https://weather.example/mcp", "HTTPS://Weather.Example:443/mcp/", "http://localhost:80/mcp", "http://[::1]/mcp"],
+)
+def test_a_server_may_be_named_by_its_own_address_too(url: str) -> None:
+    assert functions(tools=[{**WEATHER, "server_url": url}, TIME])[:2] == ["weather__get", "weather__set"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://weather.example/mcp", "https://weather.example/", "https://weather.example/mcp?a=b", "mcp", ""),
+        *("https://weather.example:8443/mcp", "https://a@weather.example/mcp", "https://weather.example:x/mcp"),
+        *("https://weather.example.evil.example/mcp", "https://[weather.example/mcp", "file:///mcp"),
+    ],
+)
+def test_no_other_address_is_taken_for_a_servers(url: str) -> None:
+    assert refusal(lambda: functions(tools=[{**WEATHER, "server_url": url}])) == (
+        "invalid_request",
+        "tools[0].server_url",
+    )
+
+
 def test_a_server_elsewhere_is_ignored_beside_other_tools() -> None:
     for others in ([OWN], [WEATHER], [{"type": "file_search", "vector_store_ids": ["vs"]}]):
         assert "docs" not in str(functions(tools=[*others, ELSEWHERE]))

@@ -38,7 +38,9 @@ def test_one_call_and_the_answer_are_one_stream() -> None:
     assert kinds(played) == [
         *("created", "in_progress", "output_item.added mcp_list_tools", "mcp_list_tools.in_progress"),
         *("mcp_list_tools.completed", "output_item.done mcp_list_tools", "output_item.added reasoning"),
-        *("content_part.added", "reasoning.delta", "reasoning.done", "content_part.done"),
+        *("content_part.added", "reasoning_summary_part.added", "reasoning_text.delta"),
+        *("reasoning_summary_text.delta", "reasoning_text.done", "content_part.done"),
+        *("reasoning_summary_text.done", "reasoning_summary_part.done"),
         *("output_item.done reasoning", "output_item.added message", "content_part.added", "output_text.delta"),
         *("output_text.done", "content_part.done", "output_item.done message", "output_item.added mcp_call"),
         *("mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.delta", "mcp_call_arguments.done"),

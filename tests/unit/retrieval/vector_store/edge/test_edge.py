@@ -21,6 +21,7 @@ from retrieval.vector_store.edge.collection import (
     lock_store,
 )
 from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, encode_vector, read_frame, receive_frame
+from retrieval.vector_store.tokenizer import Bm25Options
 from tests.support.small_disk import no_space
 
 
@@ -44,7 +45,7 @@ def test_a_record_without_a_language_is_english(folder: CollectionFolder) -> Non
     record = json.loads(path.read_text())
     del record["bm25"]
     path.write_text(json.dumps(record))
-    assert folder.read_record().spec == CollectionSpec("c", 4)
+    assert folder.read_record().spec == CollectionSpec("c", 4, Bm25Options("english", version=1))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 /** The values that a prompt or a template of resources asks for. */
 import { type KeyboardEvent, useState } from "react";
 import { Button } from "../../../ui/controls";
+import { isOfInputMethod } from "../../../ui/keys";
 
 export interface OfferField {
   name: string;
@@ -64,7 +65,7 @@ export function OfferForm({ title, description, fields, action, isAsking, onSubm
 
 /** As in the message: Enter hands in, Shift+Enter begins a new line. */
 function submitByEnter(event: KeyboardEvent<HTMLTextAreaElement>) {
-  if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || isOfInputMethod(event.nativeEvent)) return;
   event.preventDefault();
   event.currentTarget.form?.requestSubmit();
 }
