@@ -298,6 +298,13 @@ def source_words(sources: Sequence[Mapping[str, Any]]) -> str:
     return f"sources: {', '.join(files)}" if numbers else "sources: none; no document has a fitting passage"
 
 
+def _usual_wait(p50_ms: object, p90_ms: object) -> str:
+    if not (isinstance(p50_ms, int) and isinstance(p90_ms, int)):
+        return ""
+    usual, long = duration_words(max(1000, p50_ms) / 1000), duration_words(max(1000, p90_ms) / 1000)
+    return f", usually {usual}" + (f" to {long}" if usual != long else "")
+
+
 def waiting_words(progress: Mapping[str, Any]) -> str:
     """Return in words what a request waits for, by a progress report of the gateway. A report of a kind that this
     version does not know gives "waiting". Pure."""
@@ -308,8 +315,7 @@ def waiting_words(progress: Mapping[str, Any]) -> str:
             reason = f" ({progress['reason']})" if progress.get("reason") else ""
             return f"{model} is {progress.get('state', 'loading')}{percent}{reason}"
         case "queue":
-            wait_ms = progress.get("estimated_wait_ms")
-            wait = f", about {duration_words(wait_ms / 1000)}" if isinstance(wait_ms, int) and wait_ms >= 1000 else ""
+            wait = _usual_wait(progress.get("wait_p50_ms"), progress.get("wait_p90_ms"))
             place = progress.get("queue_position")
             return f"waiting in the queue of {model}" + (f", place {place}" if place is not None else "") + wait
         case "prefill":

@@ -9,6 +9,7 @@ A tenant that begins to wait has its counter raised to the virtual time, the cou
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
@@ -236,6 +237,8 @@ PREFIXES_KEPT: Final = 16_384
 """Prefix keys that are remembered per model."""
 _RECENT: Final = 32
 """Number of recent requests that the mean service time covers."""
+_LEAST_WAITS: Final = 5
+"""Waits that must have been seen before anything is said of how long a wait usually is."""
 _UNKNOWN_COST: Final = 0.001
 """Slot-seconds charged per request until the first has ended. Little, because the charge raises the virtual time, and
 tenants that come later would start behind by whatever the first were charged too much."""
@@ -260,6 +263,8 @@ class ModelQueue:
         "_sample_count",
         "_token_share",
         "_turn",
+        "_usual_s",
+        "_waits",
         "broken_count",
         "fair_queue",
         "inflight",
@@ -298,6 +303,10 @@ class ModelQueue:
         """Number of replicas whose circuit breaker is open."""
         self.mean_s: float | None = None
         """Mean seconds that recent requests spent inside; None: no request has ended yet."""
+        self._waits: deque[float] = deque(maxlen=_RECENT)
+        """Seconds that recent requests waited for a slot, per place that was before them."""
+        self._usual_s: tuple[float, float] | None = None
+        """Median and 90th percentile of `_waits`; None: too few."""
         self._sample_count = 0
         self._turn = 0
         self._entered_count = 0
@@ -319,9 +328,13 @@ class ModelQueue:
         """
         self.is_routed = route is not None
         self.sessions.apply_route(route, self.replicas, replicas)
+        slots = self.target * len(self.replicas)
         self.replicas = replicas
         self.is_loaded = route is not None and route.state is ModelState.LOADED
         self.target = route.target_inflight if route else 0
+        if self.target * len(replicas) != slots:  # the queue moves at another pace now
+            self._waits.clear()
+            self._usual_s = None
         pools = [replica.token_pool for replica in replicas if replica.token_pool is not None]
         self._token_share = min(pool.usable for pool in pools) // max(1, self.target) if pools else None
         if route is not None and pools:
@@ -360,13 +373,14 @@ class ModelQueue:
             raise self.explain_unreachable(NO_RETRIES, now)
         if is_full:
             position = 2 + fair_queue.waiting_count
-            ticket.place = QueuePlace(position, position, self._wait_ms(position))
+            ticket.place = self._place_at(position, position)
             raise self._queue_full_error(ticket.place)
         ticket.state = "waiting"
+        ticket.queued_at = now if self.is_loaded else None
         fair_queue.add_ticket(ticket)
         self._depths[self.model] = fair_queue.waiting_count
         position = 1 + fair_queue.queue_position(ticket, self.mean_s or _UNKNOWN_COST)
-        ticket.place = QueuePlace(position, 1 + fair_queue.waiting_count, self._wait_ms(position))
+        ticket.place = self._place_at(position, 1 + fair_queue.waiting_count)
         return None
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
@@ -399,6 +413,7 @@ class ModelQueue:
         The limit of the queue does not apply.
         """
         ticket.state = "waiting"
+        ticket.queued_at = None
         self.fair_queue.add_ticket_in_front(ticket)
         self._depths[self.model] = self.fair_queue.waiting_count
         self.retrying_count += ticket.retries is not NO_RETRIES
@@ -425,6 +440,7 @@ class ModelQueue:
             ticket, replica = candidate
             fair_queue.take_ticket(ticket, self.mean_s or _UNKNOWN_COST)
             self._update_waiting_counts(ticket)
+            self._count_wait(ticket, now)
             grants.append((ticket, self._enter(ticket, replica, now)))
         if (
             fair_queue.waiting_count
@@ -442,7 +458,7 @@ class ModelQueue:
     def list_places(self) -> list[tuple[Ticket, QueuePlace]]:
         """Return the waiting tickets with their places as they are now, next to enter first."""
         depth = 1 + self.fair_queue.waiting_count
-        places = (QueuePlace(number, depth, self._wait_ms(number)) for number in range(2, depth + 1))
+        places = (self._place_at(number, depth) for number in range(2, depth + 1))
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
@@ -511,6 +527,22 @@ class ModelQueue:
         message = f"Every slot of the model {self.model!r} is taken, and {waiting_count} requests wait; no more may."
         seconds = 0.0 if place.wait_ms is None else place.wait_ms / 1000
         return RoundhouseError("queue_full", message, retry_after_s=max(float(DEFAULT_RETRY_AFTER_S), seconds))
+
+    def _place_at(self, position: int, depth: int) -> QueuePlace:
+        usual = self._usual_s
+        before = 1000 * (position - 1)
+        usual_wait_ms = None if usual is None else (round(before * usual[0]), round(before * usual[1]))
+        return QueuePlace(position, depth, self._wait_ms(position), usual_wait_ms)
+
+    def _count_wait(self, ticket: Ticket, now: float) -> None:
+        """Note how long `ticket`, which enters now, waited for a slot, if it did."""
+        if ticket.queued_at is None or ticket.place is None:
+            return
+        waits = self._waits
+        waits.append((now - ticket.queued_at) / (ticket.place.position - 1))
+        if len(waits) >= _LEAST_WAITS:
+            in_order = sorted(waits)
+            self._usual_s = in_order[len(waits) // 2], in_order[len(waits) * 9 // 10]
 
     def _wait_ms(self, position: int) -> int | None:
         slots = self.target * len(self.replicas)

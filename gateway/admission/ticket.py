@@ -54,12 +54,14 @@ class QueuePlace(NamedTuple):
     `position` counts from 1, and 1 means that the request entered a replica at once: the first waiting request has 2.
     `depth` is the number of waiting requests plus 1, this request included if it waits or was refused with
     `queue_full`. `wait_ms` is the estimated wait in milliseconds, 0 at position 1; None: unknown, because no request of
-    the model has been answered yet or the model has no replica.
+    the model has been answered yet or the model has no replica. `usual_wait_ms` is what such places waited recently, in
+    milliseconds: the median and the 90th percentile; None: too few have waited.
     """
 
     position: int
     depth: int
     wait_ms: int | None
+    usual_wait_ms: tuple[int, int] | None = None
 
 
 AT_ONCE: Final = QueuePlace(1, 1, 0)
@@ -88,6 +90,7 @@ class Ticket:
         "owner",
         "place",
         "prefix",
+        "queued_at",
         "rank",
         "replica",
         "retries",
@@ -146,6 +149,9 @@ class Ticket:
         self.blocked_at: int | None = None
         """How many requests of the model had entered when this one first needed more of a replica than was free; None:
         that has not happened."""
+        self.queued_at: float | None = None
+        """Monotonic seconds when it began to wait for a slot; None: it did not, or it waits for a load, or again after
+        an attempt."""
         self.state = "new"
         self.place: QueuePlace | None = None
         """Set on arrival and never changed. A ticket refused with `queue_full` has the place that it would have had.

@@ -84,6 +84,8 @@ def progress_comment(progress: Progress) -> bytes:
         fields["queue_position"], fields["queue_depth"] = progress.place.position, progress.place.depth
         if progress.place.wait_ms is not None:
             fields["estimated_wait_ms"] = progress.place.wait_ms
+        if progress.place.usual_wait_ms is not None:
+            fields["wait_p50_ms"], fields["wait_p90_ms"] = progress.place.usual_wait_ms
     if progress.session is not None:
         fields["session"] = progress.session
     if progress.prompt is not None:

@@ -148,7 +148,10 @@ def test_what_a_request_waits_for() -> None:
     assert waiting_words({**load, "reason": "a needs 2 GiB"}) == "m is loading, 25 % (a needs 2 GiB)"
     queue = {"stage": "queue", "model": "m", "queue_position": 3, "queue_depth": 4}
     assert waiting_words(queue) == "waiting in the queue of m, place 3"
-    assert waiting_words({**queue, "estimated_wait_ms": 2400}) == "waiting in the queue of m, place 3, about 2 s"
+    told = {"wait_p50_ms": 2400, "wait_p90_ms": 65000}
+    assert waiting_words({**queue, **told}) == "waiting in the queue of m, place 3, usually 2 s to 1 min 5 s"
+    told = {"wait_p50_ms": 2400, "wait_p90_ms": 2400}
+    assert waiting_words({**queue, **told}) == "waiting in the queue of m, place 3, usually 2 s"
     assert waiting_words({"stage": "prefill", "model": "m", "progress": 0.5}) == "m reads the prompt, 50 %"
     assert waiting_words({"stage": "of a later version"}) == "waiting"
 

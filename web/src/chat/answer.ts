@@ -9,7 +9,9 @@ export interface Progress {
   /** 0 to 1 of the stage; null: the engine does not tell. */
   progress: number | null;
   queuePosition: number | null;
-  estimatedWaitMs: number | null;
+  /** How long such places usually wait: the median and the 90th percentile. */
+  waitP50Ms: number | null;
+  waitP90Ms: number | null;
   promptTokens: number | null;
   cachedTokens: number | null;
 }
@@ -147,7 +149,8 @@ function applyComment(answer: Answer, comment: string): Answer {
       model: String(fields.model ?? ""),
       progress: number("progress"),
       queuePosition: number("queue_position"),
-      estimatedWaitMs: number("estimated_wait_ms"),
+      waitP50Ms: number("wait_p50_ms"),
+      waitP90Ms: number("wait_p90_ms"),
       promptTokens: number("prompt_tokens"),
       cachedTokens: number("cached_tokens"),
     },

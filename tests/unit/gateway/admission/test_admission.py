@@ -15,7 +15,7 @@ from gateway.admission.circuit_breaker import FAILURES, FIRST_PAUSE_S, LONGEST_P
 from gateway.admission.prefix_affinity import prefix_keys
 from gateway.admission.ticket import NO_RETRIES, QueuePlace, Ticket
 from tests.support.admission import AdmissionHarness, harness_of, route_of, where, who
-from tests.support.outcomes import error_of
+from tests.support.outcomes import error_of, present
 
 
 def test_the_story_as_its_repr_tells_it() -> None:
@@ -101,6 +101,34 @@ def test_places_count_who_is_served_as_the_first() -> None:
     harness.leave(first[0])
     assert harness.come().place == QueuePlace(3, 3, 4000)
     assert harness.come("bob").place == QueuePlace(2, 4, 2000), "bob has had nothing yet"
+
+
+def test_how_long_a_place_usually_waits_is_what_such_places_waited() -> None:
+    harness = harness_of("a")
+    inside = harness.come()
+    for number, seconds in enumerate((1, 2, 3, 4, 50)):
+        waiting = harness.come()
+        assert present(waiting.place).usual_wait_ms is None, f"{number} waits were seen"
+        harness.now += seconds
+        harness.leave(inside)
+        inside = waiting
+    assert [present(harness.come().place).usual_wait_ms for _ in range(2)] == [(3000, 50_000), (6000, 100_000)]
+    assert [place.usual_wait_ms for _, place in harness.admission.list_places("m")] == [(3000, 50_000), (6000, 100_000)]
+    harness.table(route_of("m", ["a", "b"]))
+    harness.come()
+    assert present(harness.come().place).usual_wait_ms is None, "another number of slots: another pace"
+
+
+def test_waits_for_a_load_say_nothing_of_the_queue() -> None:
+    harness = harness_of("", state=ModelState.LOADING)
+    tickets = [harness.come() for _ in range(7)]
+    harness.now += 100
+    harness.table(route_of("m", ["a"]))
+    for ticket in tickets:
+        harness.now += 1
+        harness.leave(ticket)
+    harness.come()
+    assert present(harness.come().place).usual_wait_ms is None
 
 
 def test_service_times_of_requests_that_were_retried_are_no_history() -> None:

@@ -149,8 +149,9 @@ SECOND = QueuePlace(2, 2, None)
     ("progress", "fields"),
     [
         (
-            queue_progress(M, QueuePlace(3, 4, 1500), is_loading=False),
-            b'"stage":"queue","model":"m","queue_position":3,"queue_depth":4,"estimated_wait_ms":1500',
+            queue_progress(M, QueuePlace(3, 4, 1500, (1400, 5200)), is_loading=False),
+            b'"stage":"queue","model":"m","queue_position":3,"queue_depth":4,"estimated_wait_ms":1500,'
+            b'"wait_p50_ms":1400,"wait_p90_ms":5200',
         ),
         (
             queue_progress(M, SECOND, is_loading=False),

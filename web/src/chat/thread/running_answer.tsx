@@ -86,11 +86,17 @@ function ProgressNote({ progress }: { progress: Progress }) {
   );
 }
 
-function sayProgress({ stage, model, queuePosition, progress, promptTokens, estimatedWaitMs }: Progress): string {
+/** In words how long a place in the queue usually waits. */
+function usualWait(p50Ms: number, p90Ms: number): string {
+  const [usual, long] = [p50Ms, p90Ms].map((each) => Math.max(1, Math.round(each / 1000)));
+  return usual === long ? `usually ${usual} s` : `usually ${usual} to ${long} s`;
+}
+
+function sayProgress({ stage, model, queuePosition, progress, promptTokens, waitP50Ms, waitP90Ms }: Progress): string {
   const percent = progress === null ? "" : ` ${Math.round(progress * 100)} %`;
   switch (stage) {
     case "queue": {
-      const wait = estimatedWaitMs === null ? "" : `, about ${Math.max(1, Math.round(estimatedWaitMs / 1000))} s`;
+      const wait = waitP50Ms === null || waitP90Ms === null ? "" : `, ${usualWait(waitP50Ms, waitP90Ms)}`;
       // The API counts the request that is being answered, too: the first that waits has position 2.
       return queuePosition === null || queuePosition < 2
         ? `Waiting for ${model}${wait}`
