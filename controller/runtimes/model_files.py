@@ -254,7 +254,7 @@ def _missing(located: LocatedPath, check: FileCheck) -> str:
         return f"is a symbolic link to {os.readlink(located.path)}, which does not exist"  # noqa: PTH115
     suggestion = _nearest(located, check)
     folders = (f"{root}{'' if root.is_dir() else ' (which does not exist)'}" for root in located.searched_roots)
-    return f"is missing from {' and '.join(folders)}" + (f'; did you mean "{suggestion}"?' if suggestion else "")
+    return f"is missing from {' and '.join(folders)}" + (f"; did you mean `{suggestion}`?" if suggestion else "")
 
 
 def _nearest(located: LocatedPath, check: FileCheck) -> str | None:
@@ -286,7 +286,7 @@ def _check_folder(target: Path, kind: str) -> str | None:
         if len(names) > 1:
             shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
             return f"is a folder with {len(names)} GGUF models: name one of them ({shown})"
-        hint = f': name the file in it, "{names[0]}"' if names else ""
+        hint = f": name the file in it, `{names[0]}`" if names else ""
         return f"is a folder, and a GGUF file is needed{hint}"
     if kind == "file":
         return "is a folder, and a file is needed"

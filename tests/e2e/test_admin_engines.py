@@ -153,7 +153,7 @@ async def test_loads_are_shared_outlive_their_client_and_are_not_delayed_by_one_
         row = await admin.row("lost")
         assert row["runtime_state"] == "failed"
         assert "clockwrok.gguf is missing" in row["last_error"]
-        assert 'did you mean "clockwork.gguf"?' in row["last_error"]
+        assert "did you mean `clockwork.gguf`?" in row["last_error"]
         # The file arrives: a load tries at once, whatever was remembered of the last try.
         (stack.models / "clockwrok.gguf").write_bytes((stack.models / "clockwork.gguf").read_bytes())
         (stack.models / "clockwrok.gguf").chmod(0o644)

@@ -196,7 +196,7 @@ async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(
         }
         [blocked] = run["plan"]["blocked"]
         assert blocked["model"] == "new"
-        assert 'did you mean "clockwork.gguf"?' in blocked["reason"]
+        assert "did you mean `clockwork.gguf`?" in blocked["reason"]
         broken = (
             await admin.request("POST", "plan", {"files": {"models.yaml": "models:\n  m:\n    replica: 2\n"}})
         ).body

@@ -117,7 +117,7 @@ def test_validate_warns_of_models_that_could_not_be_started_here(tmp_path: Path,
         " demo: {backend: stub}}",
     )
     warnings = {
-        "gone": f'model_path: theer.gguf is missing from {models}; did you mean "there.gguf"?',
+        "gone": f"model_path: theer.gguf is missing from {models}; did you mean `there.gguf`?",
         "linked": f"model_path: link.gguf is a symbolic link to {tmp_path}/elsewhere.gguf, outside the models folder "
         f"{models}: `ROUNDHOUSE_MODELS={models},{tmp_path}` (or `--models`) adds the folder {tmp_path}",
     }

@@ -63,7 +63,7 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
     assert await error(good) is None
     assert await error(engines.stub()) is None
     assert await error(engines.shell(RUN, model_path="n.gguf")) == (
-        f'model_path: n.gguf is missing from {engines.models}; did you mean "m.gguf"?'
+        f"model_path: n.gguf is missing from {engines.models}; did you mean `m.gguf`?"
     )
     assert "not a GGUF file" in (await error(engines.shell(RUN, model_path="bad.gguf")) or "")
 

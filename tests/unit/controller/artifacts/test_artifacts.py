@@ -56,14 +56,14 @@ def test_a_good_file_is_not_spoken_of(root: Path, path: str, kind: Kind) -> None
 @pytest.mark.parametrize(
     ("path", "kind", "message"),
     [
-        ("llama/llama-3-q5.gguf", "gguf", 'is missing from ROOT; did you mean "llama/llama-3-q4.gguf"?'),
-        ("llama-3-q4.gguf", "gguf", 'is missing from ROOT; did you mean "llama/llama-3-q4.gguf"?'),
-        ("somewhere/llama-3-q4.gguf", "gguf", 'is missing from ROOT; did you mean "llama/llama-3-q4.gguf"?'),
+        ("llama/llama-3-q5.gguf", "gguf", "is missing from ROOT; did you mean `llama/llama-3-q4.gguf`?"),
+        ("llama-3-q4.gguf", "gguf", "is missing from ROOT; did you mean `llama/llama-3-q4.gguf`?"),
+        ("somewhere/llama-3-q4.gguf", "gguf", "is missing from ROOT; did you mean `llama/llama-3-q4.gguf`?"),
         ("confg.json", "gguf", "is missing from ROOT"),
-        ("confg.json", "file", 'is missing from ROOT; did you mean "config.json"?'),
-        ("hff", "folder", 'is missing from ROOT; did you mean "hf"?'),
+        ("confg.json", "file", "is missing from ROOT; did you mean `config.json`?"),
+        ("hff", "folder", "is missing from ROOT; did you mean `hf`?"),
         ("config.json/x.gguf", "gguf", "is missing from ROOT: one of its folders is a file"),
-        ("llama", "gguf", 'is a folder, and a GGUF file is needed: name the file in it, "llama-3-q4.gguf"'),
+        ("llama", "gguf", "is a folder, and a GGUF file is needed: name the file in it, `llama-3-q4.gguf`"),
         ("hf", "gguf", "is a folder, and a GGUF file is needed"),
         ("hf", "file", "is a folder, and a file is needed"),
         ("config.json", "folder", "is a file, and a folder is needed"),
@@ -83,7 +83,7 @@ def test_a_wrong_path_is_told_with_its_field(root: Path, path: str, kind: Kind, 
         (("A.GGUF", "b.gguf", "x.txt"), "is a folder with 2 GGUF models: name one of them (A.GGUF, b.gguf)"),
         (
             ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf"),
-            'is a folder, and a GGUF file is needed: name the file in it, "m-00001-of-00002.gguf"',
+            "is a folder, and a GGUF file is needed: name the file in it, `m-00001-of-00002.gguf`",
         ),
         (tuple(f"{each}.gguf" for each in "abcdefg"), "is a folder with 7 GGUF models: name one of them (a.gguf, b.g"),
     ],
@@ -145,7 +145,7 @@ def test_a_file_may_lie_in_any_models_folder(root: Path, further: ModelRoots) ->
     for path in ("llama/other.gguf", str(other / "llama" / "other.gguf"), "link.gguf"):
         assert check(further, path) is None
     missing = f"is missing from {root} and {other}"
-    expected = f'model_path: llama/othr.gguf {missing}; did you mean "llama/other.gguf"?'
+    expected = f"model_path: llama/othr.gguf {missing}; did you mean `llama/other.gguf`?"
     assert check(further, "llama/othr.gguf") == expected
     assert check(further, f"{other}/x") == f"model_path: {other}/x is missing from {other}"
     # What is in a folder of that name elsewhere does not count: the engine is given one folder.

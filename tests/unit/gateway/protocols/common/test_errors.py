@@ -439,8 +439,8 @@ def _nested(depth: int) -> list[object]:
     ("said", "told"),
     [
         (
-            'model: a/b.gguf is missing from /srv/models; did you mean "a/c.gguf"?',
-            f'model: a/b.gguf is missing from {HIDDEN_PATH}; did you mean "a/c.gguf"?',
+            'model: a/b.gguf is missing from /srv/models; did you mean `a/c.gguf`?',
+            f'model: a/b.gguf is missing from {HIDDEN_PATH}; did you mean `a/c.gguf`?',
         ),
         ("the models folder /home/bob/models does not exist", f"the models folder {HIDDEN_PATH} does not exist"),
         ("is a link to /x, which does not exist", f"is a link to {HIDDEN_PATH}, which does not exist"),
