@@ -421,7 +421,7 @@ class _Serve:
                         return str(folder / spelling.relative_to(root))
             raise CommandError(
                 f"{here} lies outside the models folder {folders[0]}, where engines may read; copy it there: "
-                f"`{_copy_words(here, folders[0])}`"
+                f"`{_copy_words(here, folders[0], self.name)}`"
             )
         try:
             await client.declare_model_file(self._order(self.target, dry_run=True))
@@ -493,9 +493,10 @@ class _Serve:
         print_error("; ".join((f"{row.name}: {row.runtime_state.value}, {ready}", *map(one_line, row.blocked))))
 
 
-def _copy_words(source: Path, folder: Path) -> str:
-    """Return the commands that copy a model into a models folder and serve it there. What links lead to is copied under
-    the names of the links: in the Hugging Face cache the files themselves have none. Reads the disk."""
+def _copy_words(source: Path, folder: Path, name: str | None) -> str:
+    """Return the commands that copy a model into a models folder and serve it there, as `name`, if given. What
+    links lead to is copied under the names of the links: in the Hugging Face cache the files themselves have none.
+    Reads the disk."""
     from controller.artifacts.read import list_files
 
     source = Path(os.path.abspath(source)) if source.name in ("", "..") else source  # noqa: PTH100 - `..` has no name
@@ -503,7 +504,8 @@ def _copy_words(source: Path, folder: Path) -> str:
     paths = [source] if is_folder else sorted(list_files(source))
     words = ["cp", *(["-rL"] if is_folder else []), *(shlex.quote(str(each)) for each in paths)]
     copied = shlex.quote(str(folder / paths[0].name))
-    return f"{' '.join(words)} {shlex.quote(str(folder))}/ && roundhouse serve {copied}"
+    name_words = "" if name is None else f" --as {shlex.quote(name)}"
+    return f"{' '.join(words)} {shlex.quote(str(folder))}/ && roundhouse serve {copied}{name_words}"
 
 
 def _fact_lines(declared: FileDeclaration) -> Iterator[str]:

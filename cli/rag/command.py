@@ -415,7 +415,7 @@ def search(
 
 @rag.command("ls")
 def list_documents(gateway: GatewayUrl = None, tenant: Tenant = None, as_json: Json = False) -> int:
-    """List the documents of the tenant, with status, size and, where one failed, the reason. Exit code 1: the gateway
+    """List the documents of the tenant, with name, status, size and, where one failed, the reason. Exit code 1: the gateway
     refuses. 3: no gateway answers."""
 
     async def run(client: RagClient) -> list[dict[str, Any]]:
@@ -426,10 +426,17 @@ def list_documents(gateway: GatewayUrl = None, tenant: Tenant = None, as_json: J
         print_json(documents)
     else:
         rows = [
-            (each["id"], each["status"], str(each["chunks"] or ""), str(each["bytes"]), _error_of(each))
+            (
+                each["id"],
+                each.get("filename") or "",
+                each["status"],
+                str(each["chunks"] or ""),
+                str(each["bytes"]),
+                _error_of(each),
+            )
             for each in documents
         ]
-        print_table(("ID", "STATUS", "CHUNKS", "BYTES", "ERROR"), rows)
+        print_table(("ID", "NAME", "STATUS", "CHUNKS", "BYTES", "ERROR"), rows)
     return ExitCode.DONE
 
 

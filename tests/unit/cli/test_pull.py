@@ -377,9 +377,9 @@ async def test_serve_declares_a_file_and_prints_the_lines_to_keep(site: Site, tm
 async def test_serve_says_how_a_file_gets_there_and_why_one_is_not_served(site: Site, tmp_path: Path) -> None:
     outside = tmp_path / "my model.gguf"
     outside.write_bytes(b"x")
-    code, _, err = await site.run("serve", str(outside))
+    code, _, err = await site.run("serve", str(outside), "--as", "mine")
     assert code == ExitCode.FAILED
-    assert f"`cp '{outside}' {site.root}/ && roundhouse serve '{site.root}/my model.gguf'`" in err
+    assert f"`cp '{outside}' {site.root}/ && roundhouse serve '{site.root}/my model.gguf' --as mine`" in err
     # Links of the Hugging Face cache, whose targets have no names; parts of a set; folders of links.
     snapshot = tmp_path / "models--a--b/snapshots/0123"
     snapshot.mkdir(parents=True)

@@ -129,12 +129,13 @@ async def test_a_gateway_of_another_version_is_said(
 
 async def test_what_searches_do_not_find_of_a_document_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     notice = "1 of 3 chunks are found by their words"
-    document = {**DOCUMENT, "media_type": "text/plain", "chunks": 3, "notice": notice}
+    document = {**DOCUMENT, "filename": "fox.txt", "media_type": "text/plain", "chunks": 3, "notice": notice}
     for words, data in ((["ls"], [document]), (["show", "d"], [])):
         async with gateway_of_another_version({**document, "data": data, "has_more": False}) as url:
             shown = await Cli(capsys)("rag", *words, "--gateway", url)
         assert shown.code == ExitCode.DONE
         assert notice in shown.out
+        assert ("fox.txt" in shown.out) is (words == ["ls"])
 
 
 async def test_documents_that_cannot_be_exported_or_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
