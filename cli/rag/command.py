@@ -415,8 +415,8 @@ def search(
 
 @rag.command("ls")
 def list_documents(gateway: GatewayUrl = None, tenant: Tenant = None, as_json: Json = False) -> int:
-    """List the documents of the tenant, with name, status, size and, where one failed, the reason. Exit code 1: the gateway
-    refuses. 3: no gateway answers."""
+    """List the documents of the tenant, with name, status, size and, where one failed, the reason. Exit code 1: the
+    gateway refuses. 3: no gateway answers."""
 
     async def run(client: RagClient) -> list[dict[str, Any]]:
         return [document async for document in client.list_documents()]

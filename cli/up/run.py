@@ -67,16 +67,16 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class FirstModelWatcher:
-    """Polls the controller of a new `up`. Prints each failed model once per failure, and for the first model that can
-    be used a request to try and hints what to do next; then ends. `gateway_url` is that of the own gateway, whose
-    certificate is not verified; `desired` is the folder that is watched."""
+    """Polls the controller of a new `up`. Prints each model that failed or cannot be loaded once, and for the
+    first model that can be used a request to try and hints what to do next; then ends. `gateway_url` is that of the own
+    gateway, whose certificate is not verified; `desired` is the folder that is watched."""
 
     def __init__(self, controller_url: str, gateway_url: str, desired: Path, announcer: Announcer) -> None:
         self._controller_url = controller_url
         self._gateway_url = gateway_url
         self._desired = desired
         self._announcer = announcer
-        self._reported_errors: dict[str, str] = {}
+        self._reported_events: dict[str, str] = {}
         self._is_empty_reported = False
 
     async def run(self) -> None:
@@ -133,11 +133,16 @@ class FirstModelWatcher:
 
     def _print_failures(self, status: ControllerStatus) -> None:
         for model in status.models:
-            if model.state is not ModelState.FAILED:
-                self._reported_errors.pop(model.name, None)
-            elif model.name not in self._reported_errors:
-                self._reported_errors[model.name] = model.last_error or "no reason is known"
-                self._announcer.print_note(f"{model.name} failed: {self._reported_errors[model.name].splitlines()[0]}")
+            if model.state is ModelState.FAILED:
+                event, error = "failed", model.last_error or "no reason is known"
+            elif model.state is ModelState.UNLOADED and model.blocked:
+                event, error = "is not loaded", model.blocked[0]
+            else:
+                self._reported_events.pop(model.name, None)
+                continue
+            if self._reported_events.get(model.name) != event:
+                self._reported_events[model.name] = event
+                self._announcer.print_note(f"{model.name} {event}: {error.splitlines()[0]}")
 
     def _print_empty(self, status: ControllerStatus) -> None:
         is_empty = status.observed_at is not None and not any(model.wanted_replicas for model in status.models)
@@ -417,6 +422,8 @@ class UpRun(SupervisedRun):
         state = self._settings.state
         if is_open_to_others(state):
             self._announcer.print_note(f"other users of this host may look into {state}: `chmod 700 {state}`")
+        if not (state / IDENTITY_NAME).exists():
+            self._announcer.print_note(f"a new installation begins in {state}: nothing of an earlier one is there")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)

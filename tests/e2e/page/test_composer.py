@@ -67,8 +67,11 @@ async def test_parameters_presets_and_tools_of_a_conversation(
             await page.get_by_role("button", name="Export").click()
         await (await download.value).save_as(tmp_path / "presets.json")
         await page.get_by_role("button", name="Delete preset Brief").click()
+        used = page.get_by_role("button", name="Answers use")
+        await expect(used).to_have_count(0)
         await page.get_by_role("checkbox", name="Built-in tools").check()
         await close_dialog(page)
+        await expect(used).to_have_text("Answers use tools")
         fields = await ask(page, "First")
         expected = {"temperature": 0.25, "top_k": 7, "min_p": 0.1, "seed": 42, "reasoning": {"effort": "low"}}
         assert {name: fields.get(name) for name in expected} == expected
@@ -225,6 +228,7 @@ async def test_an_empty_chat_offers_starters_of_what_is_there(whole_stack: Round
         await expect(message).to_be_focused()
         await expect(message).to_have_value(re.compile("timetable.md"))
         await expect(starters).to_have_count(0)
+        await expect(page.get_by_role("button", name="Answers use documents")).to_be_visible()
         async with page.expect_request(lambda request: request.url.endswith("/v1/responses")) as sent:
             await page.get_by_role("button", name="Send", exact=True).click()
         fields = json.loads((await sent.value).post_data or "")

@@ -14,7 +14,7 @@ import pytest
 from cli.up.run import FirstModelWatcher
 from cli.up.supervisor import Announcer
 from gateway.page.page_files import INDEX, security_headers
-from tests.fakes.fake_control_api import FakeControlApi
+from tests.fakes.fake_control_api import FakeControlApi, model, status
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.queueing import key
@@ -90,9 +90,9 @@ async def test_each_document_has_exactly_its_headers_also_where_it_is_not_sent(
     assert same[0] == same[1]
     assert (head.status, head.content, int(head.headers["content-length"])) == (200, b"", len(page.content))
     tag = page.headers["etag"]
-    for known, status in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
+    for known, answer in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
         again = await gateway.get(path, headers={**RAW, "if-none-match": known})
-        assert (again.status, again.headers["etag"], bool(again.content)) == (status, tag, status == 200)
+        assert (again.status, again.headers["etag"], bool(again.content)) == (answer, tag, answer == 200)
         assert again.headers.getall("content-security-policy") == wanted["content-security-policy"]
 
 
@@ -189,6 +189,21 @@ async def test_up_says_where_the_page_is(
         assert "chat is ready" in out
         lines = [line for line in (out + err).splitlines(keepends=True) if "the page" in line.lower()]
         assert "".join(lines) == said.format(url=gateway.url)
+
+
+async def test_up_says_once_which_models_cannot_be_loaded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with gateway_harness() as gateway, FakeControlApi(tmp_path / "c.sock") as controller, asyncio.timeout(20):
+        await gateway.publish(route("chat", ["http://127.0.0.1:9"], apis=("/v1/chat/completions",)))
+        wide = model("wide", "unloaded", blocked=["it needs 9 GiB\nof 8"])
+        controller.status = status(wide, model("bad", "failed", last_error="file missing"))
+        watching = asyncio.create_task(
+            FirstModelWatcher(controller.url, gateway.url, tmp_path, Announcer(as_json=False)).run()
+        )
+        await asyncio.sleep(0.7)  # looked at three times
+        controller.status = status(wide, model("chat"))
+        await watching
+    lines = [line for line in capfd.readouterr().err.splitlines() if "wide" in line or "bad" in line]
+    assert lines == ["roundhouse: wide is not loaded: it needs 9 GiB", "roundhouse: bad failed: file missing"]
 
 
 async def test_other_methods_are_no_routes(gateway: GatewayHarness) -> None:

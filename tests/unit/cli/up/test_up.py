@@ -64,6 +64,7 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
     assert not runs_of(up)
     assert not (up.state / "up.json").exists()
     assert "Traceback" not in up.err
+    assert f"roundhouse: a new installation begins in {up.state}" in up.err
     assert up.err.splitlines()[-2:] == [
         "roundhouse: stopping: running requests may finish; Ctrl-C again does not wait",
         "roundhouse: stopped",

@@ -30,6 +30,7 @@ import { firstModel, LoadOffer, loadKey, ModelPicker } from "./model_picker";
 import { appended, type PromptDraft } from "./server_offers/draft_of_prompt";
 import { ServerOffersButton, ServerOffersDialog } from "./server_offers/server_offers";
 import { SettingsDialog } from "./settings_dialog";
+import { sayUsed } from "./sources";
 import { Starters } from "./starters";
 import { useSettings } from "./use_settings";
 
@@ -83,6 +84,7 @@ export function Composer(props: ComposerProps) {
   const isComplete = content.length > 0 && attachments.reading === 0 && !isTooLarge && isTakeable;
   // Until the gateway has taken a load, it refuses what waits for it.
   const isLoadAsked = useIsMutating({ mutationKey: loadKey(model?.id ?? "") }) > 0;
+  const used = sayUsed(inUse.settings);
   const isReady = isRead && isComplete && name !== "" && !isSending && !isRunning;
   const canSend = isReady && !isLoadAsked;
   const canAskAgain = onAskAgain !== null && content.length === 0 && !isRunning;
@@ -196,6 +198,15 @@ export function Composer(props: ComposerProps) {
           onPaste={onPaste}
           className="resize-none rounded-lg border border-line bg-raised p-3"
         />
+        {used !== null && (
+          <button
+            type="button"
+            className="self-start text-sm text-faint underline underline-offset-2"
+            onClick={() => setSettingsOpen(true)}
+          >
+            {used}
+          </button>
+        )}
         <div className="flex items-center gap-2">
           <AttachButtons onFiles={(files) => void attachments.add([...files])} />
           <ServerOffersButton onPress={() => setOffersOpen(true)} />

@@ -1,6 +1,7 @@
 /** What a conversation may use beside its model: servers of tools, and collections of documents (vector stores). */
 import { queryOptions } from "@tanstack/react-query";
 import type { ApiClient } from "../../api/client";
+import type { ConversationSettings } from "../conversations";
 import type { ListedServer } from "./server_offers/offers";
 
 /** The label that stands for the built-in tools in requests. */
@@ -27,6 +28,12 @@ export interface ToolSource {
   title: string;
   tools: string[];
   isConnected: boolean;
+}
+
+/** Returns in words what answers use beside the model; null: nothing. */
+export function sayUsed({ collections, toolServers }: ConversationSettings): string | null {
+  const used = [...(collections?.length ? ["documents"] : []), ...(toolServers?.length ? ["tools"] : [])];
+  return used.length === 0 ? null : `Answers use ${used.join(" and ")}`;
 }
 
 /** The servers of tools that the caller may use, the built-in tools first. */
