@@ -13,7 +13,11 @@ const message = { id: "msg_1", type: "message", role: "assistant", status: "in_p
 
 describe("applyEvent", () => {
   it.each([
-    ["queue", { queue_position: 3, wait_p50_ms: 1500, wait_p90_ms: 9000 }, { queuePosition: 3, waitP50Ms: 1500, waitP90Ms: 9000 }],
+    [
+      "queue",
+      { queue_position: 3, wait_p50_ms: 1500, wait_p90_ms: 9000 },
+      { queuePosition: 3, waitP50Ms: 1500, waitP90Ms: 9000 },
+    ],
     ["load", { progress: 0.25 }, { progress: 0.25 }],
     ["prefill", { progress: 0.5, prompt_tokens: 90, cached_tokens: 8 }, { promptTokens: 90, cachedTokens: 8 }],
   ])("tells the progress of the stage %s", (stage, fields, told) => {
