@@ -190,10 +190,17 @@ def add_assistant(gateway: GatewayParts, store: StateStore | None, lock_wait_s: 
 
 
 class Assistant:
-    """The parts of the assistant in one gateway. Making it reads the files of streams (`open_streams`, also for
-    errors), registers metrics, and sets callbacks of the gateway's parts. `store` None: nothing is stored."""
+    """The parts of the assistant in one gateway."""
 
     def __init__(self, gateway: GatewayParts, store: StateStore | None, lock_wait_s: float = 0.0) -> None:
+        """Register metrics, set callbacks of the gateway's parts, and open the resumable streams, which blocks on the
+        disk and may raise OSError (`open_streams`).
+
+        `store`: the extension closes it when the gateway ends; the caller closes it if this raises. None: no responses,
+        conversations and completions are stored. `lock_wait_s`: seconds that an older process of this gateway may take
+        to release the files of streams. They are then read later, without blocking here, and an error is logged; 0:
+        they are read now.
+        """
         settings, live, clock = gateway.settings, gateway.services.live, gateway.services.clock
         self._gateway = gateway
         self._store = store

@@ -38,9 +38,6 @@ from transfers.assembly import Transfers
 from transfers.models_folder import ModelsFolder
 from transfers.settings import TransfersSettings
 
-log = logging.getLogger(__name__)
-
-
 MEMORY_BYTES: Final = 4 * 1024**3
 """Largest address space of the process, in bytes. Downloads are written as they come, so that it needs far less."""
 OPEN_FILES: Final = 1024

@@ -77,8 +77,8 @@ def gateway_stop_timeout_s() -> float:
 
 
 def up_gateway_timeout_s() -> float:
-    """Return the seconds from SIGTERM until `up` kills the gateway: its grace period for running requests, plus 6 s
-    (`UP_GATEWAY_S`)."""
+    """Return the seconds from SIGTERM until `up` kills the gateway: its grace period for running requests
+    (`ROUNDHOUSE_SHUTDOWN_GRACE_S` in the environment), plus 6 s (`UP_GATEWAY_S`)."""
     return _gateway_grace_s() + UP_GATEWAY_S
 
 

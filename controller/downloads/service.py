@@ -404,7 +404,7 @@ class SourceDownloader(Protocol):
     async def download_source(self, source: str) -> None:
         """Download a source, and return when its files are in the models folder and the desired state has their paths.
         A download of it that is under way already, for anybody, is waited for. Cancelling the call does not end the
-        download. Raises SourceDownloadError if the download cannot be ordered, fails or is cancelled."""
+        download. Raises SourceDownloadError if the download cannot be ordered or watched, fails or is cancelled."""
 
     async def cancel_source(self, source: str) -> None:
         """End the download of a source that `download_source` waits for; do nothing if there is none. Raises
@@ -435,7 +435,8 @@ class SourceDownloads:
         """Order a source as `ACTOR`, or join a download of it that is under way, and return when the desired state has
         the paths of its files. Where they are here already, by a download that somebody else ordered, nothing is
         ordered. Cancelling the call does not end the download. Raises SourceDownloadError if the download cannot be
-        ordered, fails or is cancelled."""
+        ordered, fails or is cancelled, or if `transfers` does not answer; in the last case the download may go on, and
+        `cancel_source` does not end it."""
         if await self._look_for_source(source):
             return
         try:

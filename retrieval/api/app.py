@@ -24,8 +24,8 @@ def create_app(
     `storage_failed`; any other exception is logged and becomes `internal_error`.
 
     `render_metrics` is called for each `GET /metrics`. `find_notice` returns what `GET /health` answers in place of
-    `ok`: a sentence for operators; None: nothing. No token is checked: see `TokenCheck`. Raises KeyError for a
-    route of the table without a handler, and ValueError for a handler without a route.
+    `ok`: a sentence for operators; None: it answers `ok` alone. No token is checked: see `TokenCheck`. Raises KeyError
+    for a route of the table without a handler, and ValueError for a handler without a route.
     """
     named = {(spec.method, spec.path) for spec in ROUTES}
     if extra := set(handlers) - named:

@@ -23,7 +23,7 @@ from tests.campaigns.record import REPOSITORY, Outcome, Table, current_commit
 ABOUT = """
 mutmut changes the packages that decide, one expression at a time: a comparison's bound, an operator, a constant, an
 argument, a value that is assigned or returned. A test must fail for each such mutant. Of each package at most so many
-mutants are judged as `sample` says, chosen by the seed.
+mutants are judged as `sample` says, chosen by the seed: 300, or 100 where the tests start whole programs.
 
 The tests of a module are those that import it and those in the folder that mirrors its own, in tests/unit and
 tests/properties; for gateway/exchange, assistant/streams, retrieval and transfers also those in tests/integration. Of
@@ -40,8 +40,14 @@ what is outside of functions, are not mutated. `pin`: a score that was reached
 
 A run judges for `--minutes` (38) and goes on where the last one stopped. `--part PACKAGE` judges that package alone,
 `--next` the first that has mutants left, `--minutes 0` none. `--pin` raises the pins of complete packages. What is
-known is kept by content in `~/.cache/roundhouse/mutation`; `survivors/` there lists what no test noticed.
+known is kept by content in `~/.cache/roundhouse/mutation`; `survivors/` there lists what no test noticed. On another
+machine, a package that was judged before has its pin alone.
 """
+
+
+SAMPLE = 300
+DEAR_SAMPLE = 100
+"""Of packages whose tests start a program each: a mutant takes ten times as long there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class Package:
     """Folders of tests that no import leads to: they reach the package through a whole program in their process."""
     modules: tuple[str, ...] = ()
     """The modules that were this package; empty: the folder or module of its name."""
+    sample: int = SAMPLE
+    """How many of its mutants are judged."""
 
 
 PACKAGES = (
@@ -70,23 +78,23 @@ PACKAGES = (
     Package("controller/sizing", modules=("controller/memory_estimator", "controller/memory_history")),
     Package("controller/redaction"),
     Package("gateway/admission"),
-    Package("gateway/exchange", ("tests/integration/gateway", "tests/integration/assistant")),
+    Package("gateway/exchange", ("tests/integration/gateway", "tests/integration/assistant"), sample=DEAR_SAMPLE),
     Package("gateway/protocols"),
     Package("gateway/tenancy"),
     Package("gateway/routing"),
     Package("gateway/sessions"),
-    Package("assistant/streams", ("tests/integration/assistant",)),
+    Package("assistant/streams", ("tests/integration/assistant",), sample=DEAR_SAMPLE),
     Package("gateway/ingress"),
-    Package("retrieval/ingestion", ("tests/unit/retrieval", "tests/integration/retrieval")),
+    Package("retrieval/ingestion", ("tests/unit/retrieval", "tests/integration/retrieval"), sample=DEAR_SAMPLE),
     Package(
         "retrieval/search",
         ("tests/unit/retrieval", "tests/integration/retrieval"),
         ("retrieval/fusion", "retrieval/search"),
+        sample=DEAR_SAMPLE,
     ),
-    Package("retrieval/catalog", ("tests/unit/retrieval", "tests/integration/retrieval")),
-    Package("transfers/fetch", ("tests/unit/transfers", "tests/integration/transfers")),
+    Package("retrieval/catalog", ("tests/unit/retrieval", "tests/integration/retrieval"), sample=DEAR_SAMPLE),
+    Package("transfers/fetch", ("tests/unit/transfers", "tests/integration/transfers"), sample=DEAR_SAMPLE),
 )
-SAMPLE = 300
 MINUTES = 38.0
 WAYS_TO_GO_ON = ("part", "next_part", "minutes", "pin")
 """Options that decide what is judged when, and not what."""
@@ -96,6 +104,7 @@ PINS = Path(__file__).with_name("mutation_pins.toml")
 MutantKey = tuple[str, str, str, str]
 FOUND = ("killed", "timed out")
 NOT_MEASURED = "not measured yet"
+NOT_AGAIN = "not judged again"
 COLUMNS = (
     *("package", "mutants", "sample", "judged", "killed", "timed out", "survived", "untested"),
     *("wording", "equivalent", "listed", "score", "pin", "commit of the pin"),
@@ -109,7 +118,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--part", choices=names, metavar="PACKAGE", help="this package alone, as assistant/streams")
     which.add_argument("--next", dest="next_part", action="store_true", help="the first package with mutants left")
     parser.add_argument("--minutes", type=float, help=f"how long; 0: only write the page (default: {MINUTES:g})")
-    parser.add_argument("--sample", type=int, help=f"mutants of a package that are judged (default: {SAMPLE})")
+    parser.add_argument("--sample", type=int, help="mutants of a package that are judged (default: its own number)")
     parser.add_argument("--pin", action="store_true", help="raise the pins of complete packages")
 
 
@@ -218,12 +227,12 @@ def list_modules(package: Package) -> list[str]:
     return sorted(str(path.relative_to(REPOSITORY)) for path in paths)
 
 
-def survey_package(package: Package, files: TestFiles, store: MutationStore, seed: int, sample: int) -> Survey:
+def survey_package(package: Package, files: TestFiles, store: MutationStore, seed: int, sample: int | None) -> Survey:
     paths = list_modules(package)
     by_path = {path: store.read_mutated(path)[1] for path in paths}
     tests = {path: files.choose(path, package.more) for path, found in by_path.items() if found}
     mutants = [mutant for found in by_path.values() for mutant in found]
-    chosen = choose_sample(mutants, seed, sample)
+    chosen = choose_sample(mutants, seed, package.sample if sample is None else sample)
     results: dict[str, Result] = {}
     for path in sorted({mutant.path for mutant in chosen}):
         results |= store.read_results(path, store.digest_files(tests[path]))
@@ -267,7 +276,7 @@ def run(
     part: str | None = None,
     next_part: bool = False,
     minutes: float = MINUTES,
-    sample: int = SAMPLE,
+    sample: int | None = None,
     pin: bool = False,
 ) -> Outcome:
     """Judge for so many minutes, and say what is known then."""
@@ -285,18 +294,18 @@ def run(
             if time.time() >= stop_at:
                 break
     pins, equivalents = read_pins(), read_equivalents()
-    if pin and sample >= SAMPLE:
+    if pin and sample is None:
         pins = raise_pins(surveys, pins, equivalents, current_commit())
         write_pins(pins)
     for survey in surveys:
         path = store.folder / "survivors" / f"{survey.package.name.replace('/', '.')}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in list_survivors(survey, equivalents)))
-    outcome = judge(surveys, equivalents, pins if sample >= SAMPLE else {})
+    outcome = judge(surveys, equivalents, pins if sample is None else {})
     return Outcome(outcome.tables, [*failures, *outcome.failures], outcome.duration_s)
 
 
-def _survey_all(store: MutationStore, seed: int, sample: int) -> list[Survey]:
+def _survey_all(store: MutationStore, seed: int, sample: int | None) -> list[Survey]:
     files = TestFiles()
     surveys: list[Survey] = []
     for package in PACKAGES:
@@ -407,7 +416,16 @@ def _row(survey: Survey, equivalents: Mapping[MutantKey, str], pin: Pin | None) 
     name, judged = survey.package.name, len(survey.results)
     listed = sum(path.startswith(f"{name}/") for path, *_ in equivalents)
     if not judged:
-        return (name, len(survey.mutants), len(survey.sample), 0, *[""] * 6, listed, NOT_MEASURED, *pinned)
+        return (
+            name,
+            len(survey.mutants),
+            len(survey.sample),
+            0,
+            *[""] * 6,
+            listed,
+            NOT_AGAIN if pin else NOT_MEASURED,
+            *pinned,
+        )
     so_far = " so far" if survey.left else ""
     survived = scores.verdicts["survived"] + scores.verdicts["unclear"]
     verdicts = [*(scores.verdicts[verdict] for verdict in FOUND), survived, scores.verdicts["untested"]]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.campaigns.campaign_mutation import (
     COLUMNS,
+    NOT_AGAIN,
     NOT_MEASURED,
     PACKAGES,
     PINS,
@@ -324,6 +325,7 @@ def test_a_package_that_is_not_judged_or_not_wholly_says_so() -> None:
     partly = surveyed({mutant("a"): "killed"}, [mutant("b")])
     pins = {"gateway/ingress": Pin("gateway/ingress", 100.0, 2, "abc")}
     outcome = judge([surveyed({mutant("a"): "survived"}, [mutant("b")])], {}, pins)
+    assert row_of(judge([surveyed({}, [mutant("a")])], {}, pins))["score"] == NOT_AGAIN
     assert row_of(judge([partly], {}, {}))["score"] == "100.0% so far"
     assert not outcome.failures, "the rest may be killed"
 
