@@ -196,8 +196,9 @@ async def _await_request(
         is_late = loop.time() >= deadline
         try:
             row = await client.get_model(name)
-        except NoControllerError:
-            if is_late:
+        except (NoControllerError, RequestRefusedError) as error:
+            # 5xx: a gateway between here and the controller, or the controller before its first observation.
+            if is_late or (isinstance(error, RequestRefusedError) and error.status < 500):
                 raise
         else:
             verdict = goal.judge_row(row)

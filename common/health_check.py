@@ -47,8 +47,9 @@ def request_health(connection: http.client.HTTPConnection, path: str) -> str | N
 
 
 def check_health(variable: str) -> int:
-    """Check once with this process' environment, and print to stdout what is wrong. Return the exit code: 0 if the
-    program serves, else 1."""
+    """Send `GET /health` once to the `host:port` in the environment variable named `variable`, and print to stdout what
+    is wrong. Return the exit code: 0 if the program answers with status 200, else 1, also where the variable is
+    missing, malformed or names a socket. Blocks; `TIMEOUT_S` bounds each step."""
     return report_problem(find_problem(variable, os.environ))
 
 

@@ -120,6 +120,8 @@ class FakeControlApi:
         """Of the list of models: what differs from a controller that is well."""
         self.refusal: RoundhouseError | None = None
         """Answered to every question of the admin API that asks for a change."""
+        self.row_refusal: RoundhouseError | None = None
+        """Answered to questions for one model's row."""
         self.go = asyncio.Event()
         """A waiting load or unload waits for this; what `rows` says then is its answer."""
         self.unfinished = False
@@ -220,6 +222,8 @@ class FakeControlApi:
 
     async def _model(self, request: web.Request) -> web.Response:
         self.requests.append(("model", request.match_info["name"]))
+        if self.row_refusal is not None:
+            return _refused(self.row_refusal)
         found = self._find(request)
         return _unknown(request) if found is None else _json(found.model_dump_json())
 

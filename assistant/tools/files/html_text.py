@@ -1,10 +1,12 @@
-"""Text of an HTML page, for a model to read. Only the standard library: it runs in a process of its own."""
+"""Text of an HTML page, for a model to read. It runs in a process of its own, and imports little."""
 
 from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
 from typing import Final
+
+from common.markup import mend_markup
 
 _SKIPPED: Final = frozenset(("script", "style", "noscript", "template", "svg", "iframe", "object", "head"))
 """Elements whose text is left out. The page's title, which is in its head, is kept."""
@@ -22,7 +24,7 @@ def extract_text(markup: str) -> str:
     `[text](address)`, paragraphs separated by blank lines. Programs, styles, drawings and frames are left out, and runs
     of blanks become one. Malformed markup is read as far as possible."""
     reader = _Reader()
-    reader.feed(markup)
+    reader.feed(mend_markup(markup))
     reader.close()
     text = _SPACE.sub(" ", "".join(reader.pieces))
     return _LINES.sub("\n\n", text).replace("\n ", "\n").strip()

@@ -14,6 +14,7 @@ from email.parser import BytesParser
 from html.parser import HTMLParser
 from typing import Final, cast
 
+from common.markup import mend_markup
 from retrieval.parsing.base import Cell, ParsingError, Table, TextBuilder
 from retrieval.parsing.formats.office import OfficePackage, read_count, resolve_name
 from retrieval.parsing.media_types import decode_text
@@ -21,8 +22,6 @@ from retrieval.parsing.media_types import decode_text
 _CHARSET: Final = re.compile(
     rb"""<(?:meta[^>]{0,200}charset|\?xml[^>]{0,100}encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
 )
-_CONDITION: Final = re.compile(r"<!\[(?:CDATA\[|(?:if|else|endif)\b[^\]>]{0,200}\]>)|\]\]>", re.IGNORECASE)
-"""Marks of Word's conditions and of XML's sections, which are left out."""
 _LINE_BREAK: Final = "\x00"
 """Stands for `<br>` until the text is complete. No decoded text has this character."""
 
@@ -57,20 +56,9 @@ def extract_html(markup: str, builder: TextBuilder) -> None:
         ParsingError: `document_too_large`: the text is larger than the builder allows.
     """
     reader = _HtmlReader(builder)
-    reader.feed(_mend_markup(markup))
+    reader.feed(mend_markup(markup))
     reader.close()
     reader.finish()
-
-
-def _mend_markup(markup: str) -> str:
-    """Take out what makes the standard library's parser fail, or search to the end of the text again and again:
-    declarations within brackets, comments that never end, and tags that never end."""
-    markup = _CONDITION.sub("", markup).replace("<![", "&lt;![")
-    unended = markup.find("<!--", markup.rfind("-->") + 1)
-    if unended >= 0:
-        markup = markup[:unended]
-    tail = markup.rfind(">") + 1
-    return markup[:tail] + markup[tail:].replace("<", "&lt;")
 
 
 class _HtmlReader(HTMLParser):

@@ -89,7 +89,11 @@ async def test_a_load_and_a_restart_outlast_their_connection(
     api.rows = before
     loading = asyncio.create_task(cli("load", "chat", *arguments))
     await until("it asks for the row twice", lambda: api.requests.count(("model", "chat")) >= 2)
+    # As a gateway answers while the controller restarts, and the controller before it has looked at the engines.
+    api.row_refusal = RoundhouseError("controller_unavailable", "The controller is not connected.")
+    await until("it asks again", lambda: api.requests.count(("model", "chat")) >= 4)
     assert not loading.done()
+    api.row_refusal = None
     api.rows = after
     shown = await loading
     assert shown.code == ExitCode.DONE
