@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -164,7 +164,11 @@ class ToolHandlers:
         query += [] if asked.before is None else [("before", str(asked.before))]
         page = await self._ask(by, "GET", f"history?{urlencode(query)}")
         fields = answer_fields({"events": page["entries"], "next_before": page["next_before"]})
-        return fields if len(fields.fields["events"]) == len(page["entries"]) else _shorten_page(fields.fields)
+        return (
+            fields
+            if len(fields.fields["events"]) == len(page["entries"])
+            else _shorten_page(fields.fields, page["entries"])
+        )
 
     async def get_logs(self, by: ToolCaller, asked: LogArguments, report: ReportProgress) -> ToolAnswer:
         """Answer the end of the engines' logs: `model`, as asked, and `log`, which alone is the text. Raises
@@ -251,10 +255,11 @@ def _describe_progress(row: Fields) -> str:
     return f"{row['name']} is {row['runtime_state']}{percent}"
 
 
-def _shorten_page(fields: Fields) -> ToolAnswer:
-    """Return a page whose last events did not fit: `next_before` leads to them."""
-    events = fields["events"]
-    return answer_fields({**fields, "next_before": events[-1]["id"] if events else fields["next_before"]})
+def _shorten_page(fields: Fields, entries: Sequence[Fields]) -> ToolAnswer:
+    """Return a page whose last events did not fit: `next_before` leads to them, and past a first one that is too large
+    for any page."""
+    last = (fields["events"] or entries)[-1 if fields["events"] else 0]
+    return answer_fields({**fields, "next_before": last["id"]})
 
 
 CALL_S: Final = 180.0

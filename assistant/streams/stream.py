@@ -343,11 +343,13 @@ class ResumableStream:
         Empty and False: nothing new; read again when `take_events` or `wake` is called. True: send the bytes, if any,
         and stop reading. `lost_events` are returned, as the last, where the ring has dropped bytes at `offset`. A
         reader of a removed stream gets `removal_events` as the last, or `lost_events` where they are empty, unless it
-        has all bytes of an ended stream.
+        has all bytes of an ended stream, one at least.
         """
         ring = self.ring
         if self.is_removed:
-            has_all = offset >= ring.end_offset and self.state is not StreamState.LIVE
+            # Who waited for the first byte of a stream that ended without one is told why.
+            is_told = bool(ring.end_offset) or not self.removal_events
+            has_all = is_told and offset >= ring.end_offset and self.state is not StreamState.LIVE
             return b"" if has_all else self.removal_events or lost_events, True
         if offset < ring.first_offset:
             return lost_events, True

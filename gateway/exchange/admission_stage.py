@@ -425,10 +425,12 @@ class AdmissionStage:
             exchange.run_guarded(partial(self.preempt_request, by_engine=False))
 
     def release_slot(self, attempt: Attempt | None, now: float) -> None:
-        """Take the ticket out of the queue or its replica, and deliver the grants that follow.
+        """Take the ticket out of the queue or its replica, tell admission what the engine counted, and deliver the grants
+        that follow.
 
-        Call at the end of the exchange; without a ticket, it does nothing. `attempt`: the last one that came to an
-        answer or is under way; None: there is none. `now`: monotonic seconds.
+        Call when the request needs no engine any more, after `account.usage` is set: admission learns from it what
+        requests take and what a session holds. Without a ticket, as after an earlier call, it does nothing. `attempt`:
+        the last one that came to an answer or is under way; None: there is none. `now`: monotonic seconds.
         """
         services, ticket = self._exchange.services, self.ticket
         if ticket is None:

@@ -270,10 +270,10 @@ async def test_errors_of_the_controller_keep_their_code() -> None:
 
 
 async def test_events_are_asked_for_by_model_kind_and_page_and_cut_where_they_are_many() -> None:
-    count = 3
+    count, first = 3, 400
 
     async def answer(_: web.Request) -> web.Response:
-        entries = [{"id": 1000 - n, "kind": "state", "message": "x" * 400} for n in range(count)]
+        entries = [{"id": 1000 - n, "kind": "state", "message": "x" * (400 if n else first)} for n in range(count)]
         return web.json_response({"entries": entries, "next_before": 7})
 
     async with gateway_harness() as gateway, mcp_client(gateway.url) as client:
@@ -288,6 +288,9 @@ async def test_events_are_asked_for_by_model_kind_and_page_and_cut_where_they_ar
         assert page["cut"] == [f"`events`: {shown} of 200 entries, because not all fitted."]
         assert page["next_before"] == page["events"][-1]["id"], "the next page begins with what did not fit"
         assert len(json.dumps(page)) <= MOST_BYTES
+        first = 2 * MOST_BYTES
+        page = await call(client, "list_events", limit=200)
+        assert (page["events"], page["next_before"]) == ([], 1000), "and goes past one that fits no page"
 
 
 async def test_logs_are_text_and_cut_at_their_beginning() -> None:

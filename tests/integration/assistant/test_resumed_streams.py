@@ -124,6 +124,18 @@ async def test_a_refused_request_leaves_nothing_and_an_absent_client_finds_its_e
         assert b"too hot" in read.body
 
 
+async def test_who_reads_along_is_told_why_a_request_was_refused_before_its_first_byte() -> None:
+    async with gateway_harness() as gateway, engines(1) as (engine,):
+        await gateway.publish(route("m", [engine.url]))
+        call = asyncio.create_task(read_stream(gateway, fault="hold", then="bad_request"))
+        await until(lambda: engine.running == 1)
+        reader = asyncio.create_task(read_again(gateway))
+        await until_read(gateway, 1)
+        engine.release.set()
+        assert (await call).status == 400
+        assert b"too hot" in (await reader).body
+
+
 async def test_a_slash_in_the_id_and_the_query_form() -> None:
     stream_id = "conv::org/model:Q8_0"
     async with gateway_harness() as gateway, engines(1) as (engine,):
