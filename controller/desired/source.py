@@ -474,8 +474,8 @@ class DesiredStateSource:
         return self.file_source.from_files is not None and self.file_source.from_files.discover
 
     def set_discovered(self, discovered: Mapping[str, Mapping[str, JsonValue]]) -> bool:
-        """Store these models that were found in the models folders, fields by name, in place of those found before. They
-        are in force only while the files say `discover`, without those that are not valid or whose name or file a
+        """Store these models that were found in the models folders, fields by name, in place of those found before.
+        They are in force only while the files say `discover`, without those that are not valid or whose name or file a
         declaration has. The next controller gets them, too, so that it does not stop their engines before it has
         looked. Return whether they differ from those stored before; if not, nothing is done. Where the declared state
         changes, `on_edit` is called before the return. Blocks for a write."""

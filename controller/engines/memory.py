@@ -161,6 +161,9 @@ _SLIDING: Final = {"gemma2": 2, "gemma3": 6, "gemma4": 1, "cohere2": 4, "olmo2":
 """Architectures with a sliding window: of each group of so many layers the last sees the whole context and the others a
 window, unless the file says otherwise."""
 _DEFAULT_WINDOW: Final = {"gemma2": 4096}
+_DELTA_NETS: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
+_MIXED: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1", "mamba2"})
+"""Architectures of which layers keep a state per sequence, in place of a cache or beside it (falcon-h1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,9 @@ class LlamaLoad:
 class _Layer:
     k_width: int
     v_width: int
-    slides: bool
+    slides: bool = False
+    state: int = 0
+    """Floats that the layer keeps per sequence, however long it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,8 @@ class _Shape:
     """Floats that the widest feed-forward block holds per token."""
     window: int
     encodes: bool
+    scan: tuple[int, int] = (0, 0)
+    """Floats that the widest layer with a state computes with: per token, and per sequence."""
 
 
 def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
@@ -222,6 +229,9 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
     """Predict the memory, in bytes, of a language or embedding model, on the fullest of its GPUs and in main memory.
     `Unpredicted` where the architecture is not covered or the file lacks a number that is needed. Raises KeyError for a
     cache type that is not in `GGML_BLOCKS`; definitions have no other."""
+    if model.architecture in _DELTA_NETS:  # layers that predict several tokens are loaded for nothing but drafts
+        drafting = model.get_number("nextn_predict_layers", 0) or 0
+        model = replace(model, blocks=model.blocks[: max(0, len(model.blocks) - drafting)])
     shape = _shape(model)
     if isinstance(shape, Unpredicted):
         return shape
@@ -318,14 +328,23 @@ def row_bytes(kind: str, width: int) -> int:
 
 def _shape(model: Gguf) -> _Shape | Unpredicted:
     name = model.architecture
-    if name not in _PLAIN and name not in _ENCODERS and name not in _SLIDING:
+    has_states = name in _DELTA_NETS or name in _MIXED
+    if name not in _PLAIN and name not in _ENCODERS and name not in _SLIDING and not has_states:
         return Unpredicted(f"how the architecture {name!r:.60} keeps its context is not known to this version")
-    if model.get_number("nextn_predict_layers"):
+    if model.get_number("nextn_predict_layers") and name not in _DELTA_NETS:
         return Unpredicted("the file holds layers that predict several tokens, whose cache is not known")
     width, heads = model.get_number("embedding_length"), model.get_number("attention.head_count")
+    if name == "mamba2":
+        heads = 1  # it has none, nor attention
     if not width or not heads or not model.blocks:
         return Unpredicted("the file does not tell its width, heads and blocks")
-    layers = _layers(model, width // heads)
+    layers, scan = _layers(model, width // heads), (0, 0)
+    if has_states:
+        state, scan = _state_layer(model, width)
+        layers = tuple(
+            replace(layer if attends else _Layer(0, 0), state=state if keeps else 0)
+            for layer, (keeps, attends) in zip(layers, _keepers(model), strict=True)
+        )
     window = model.get_number("attention.sliding_window", _DEFAULT_WINDOW.get(name, 0)) or 0
     return _Shape(
         layers=() if name in _ENCODERS else layers,
@@ -335,7 +354,44 @@ def _shape(model: Gguf) -> _Shape | Unpredicted:
         inner=_inner(model, width),
         window=window if name in _SLIDING else 0,
         encodes=name in _ENCODERS,
+        scan=scan,
     )
+
+
+def _keepers(model: Gguf) -> list[tuple[bool, bool]]:
+    """Return of each block whether it keeps a state, and whether it has a cache."""
+    count, name = len(model.blocks), model.architecture
+    if name in _DELTA_NETS:
+        declared = model.get_numbers("attention.recurrent_layers")
+        interval = model.get_number("full_attention_interval", 4) or 1
+        states = [bool(each) for each in declared[:count]]
+        if len(states) < count:
+            states = [(number + 1) % interval != 0 for number in range(count)]
+        return [(each, not each) for each in states]
+    if name in ("falcon-h1", "mamba2"):
+        return [(True, name == "falcon-h1")] * count
+    heads, inner = model.get_numbers("attention.head_count_kv"), model.get_numbers("feed_forward_length")
+    attends = [each > 0 for each in heads] if len(heads) == count else [True] * count
+    # A block of Nemotron-H is attention, or a state, or feed-forward.
+    feeds = [each > 0 for each in inner] if name.startswith("nemotron") and len(inner) == count else [False] * count
+    return [(not each and not feed, each) for each, feed in zip(attends, feeds, strict=True)]
+
+
+def _state_layer(model: Gguf, width: int) -> tuple[int, tuple[int, int]]:
+    """Return the floats that a layer with a state keeps per sequence, and those that it computes with, per token and
+    per sequence: sums of the tensors of one layer in llama.cpp's graphs, which its buffers confirm."""
+    if model.architecture.startswith("lfm2"):
+        return width * ((model.get_number("shortconv.l_cache") or 1) - 1), (7 * width, 0)
+    kernel, inner, size, heads, groups = (
+        model.get_number(f"ssm.{each}") or 0
+        for each in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+    )
+    convolved, scanned = inner + 2 * groups * size, size * inner
+    kept = max(0, kernel - 1) * convolved + scanned
+    if model.architecture in _DELTA_NETS:
+        return kept, (3 * width + 3 * convolved, 2 * scanned)
+    beside = 4 * width if model.architecture == "falcon-h1" else width  # with attention in the same block
+    return kept, (beside + heads + 3 * convolved + 3 * inner, scanned)
 
 
 def _layers(model: Gguf, head: int) -> tuple[_Layer, ...]:
@@ -389,6 +445,8 @@ def _caches(shape: _Shape, load: LlamaLoad) -> list[int]:
     return [
         _cells(shape, load, layer.slides)
         * (row_bytes(load.type_k, layer.k_width) + row_bytes(load.type_v, max(layer.v_width, widest)))
+        * (layer.k_width > 0)
+        + load.sequences * layer.state * _FLOAT
         for layer in shape.layers
     ]
 
@@ -403,7 +461,7 @@ def _cells(shape: _Shape, load: LlamaLoad, slides: bool) -> int:
 
 def _masks(shape: _Shape, load: LlamaLoad) -> int:
     rows = min(load.context or 0, load.micro_batch)
-    slide_kinds = {layer.slides for layer in shape.layers}
+    slide_kinds = {layer.slides for layer in shape.layers if layer.k_width}
     cell_counts = [rows] if shape.encodes else [_cells(shape, load, slides) for slides in slide_kinds]
     return rows * sum(cell_counts) * (_HALF if load.flash_attention else _FLOAT)
 
@@ -444,6 +502,7 @@ def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int = 0, *, 
         rows * attention * _FLOAT + f16_copy,
         rows * (3 * shape.width + shape.inner) * _FLOAT,
         outputs * (shape.width + (0 if shape.encodes else model.vocabulary)) * _FLOAT,
+        (rows * shape.scan[0] + load.sequences * shape.scan[1]) * _FLOAT,
     )
     return _masks(shape, load) + max(moments)
 

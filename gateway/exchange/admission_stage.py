@@ -425,8 +425,8 @@ class AdmissionStage:
             exchange.run_guarded(partial(self.preempt_request, by_engine=False))
 
     def release_slot(self, attempt: Attempt | None, now: float) -> None:
-        """Take the ticket out of the queue or its replica, tell admission what the engine counted, and deliver the grants
-        that follow.
+        """Take the ticket out of the queue or its replica, tell admission what the engine counted, and deliver the
+        grants that follow.
 
         Call when the request needs no engine any more, after `account.usage` is set: admission learns from it what
         requests take and what a session holds. Without a ticket, as after an earlier call, it does nothing. `attempt`:

@@ -10,7 +10,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,148 @@ def write_llama(
         shapes |= {name: (head,) if "_q_" in name or "_k_" in name else (width,) for name in normed}
         tensors |= {f"blk.{block}.{name}.weight": shape for name, shape in shapes.items()}
     _write(writer, tensors)
+
+
+class Hybrid(NamedTuple):
+    """A decoder of which layers keep a state in place of a cache. Every `interval`-th layer sees the whole context; of
+    Falcon-H1 each does, and keeps a state, too; of Mamba 2 none. `experts`: as in `write_llama`."""
+
+    architecture: str
+    layers: int = 4
+    width: int = 512
+    heads: int = 8
+    kv_heads: int = 2
+    vocabulary: int = 4096
+    inner: int = 1024
+    experts: tuple[int, int, int] | None = None
+    state: int = 64
+    groups: int = 2
+    conv: int = 4
+    interval: int = 4
+    drafts: int = 0
+    """Blocks after the others that predict further tokens (MTP)."""
+
+    @property
+    def is_delta(self) -> bool:
+        """Gated delta nets, as of Qwen3-Next and Qwen 3.5."""
+        return self.architecture.startswith("qwen3")
+
+    @property
+    def scanned(self) -> int:
+        return 2 * self.groups * self.state if self.is_delta else 2 * self.width
+
+    def keeps_cache(self, block: int) -> bool:
+        is_full = (block + 1) % self.interval == 0 or self.architecture == "falcon-h1" or block >= self.layers
+        return is_full and self.architecture != "mamba2"
+
+    def has_feed_forward(self, block: int) -> bool:
+        """Of Nemotron-H, a block is attention, or a state, or this alone."""
+        if self.architecture == "nemotron_h":
+            return block % self.interval == self.interval - 2
+        return self.architecture != "mamba2"
+
+    def keeps_state(self, block: int) -> bool:
+        if self.architecture == "nemotron_h" and self.has_feed_forward(block):
+            return False
+        return self.architecture == "falcon-h1" or not self.keeps_cache(block)
+
+
+def write_hybrid(path: Path, shape: Hybrid) -> None:
+    import gguf
+
+    architecture, width, head = shape.architecture, shape.width, shape.width // shape.heads
+    blocks = range(shape.layers + shape.drafts)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(32768)
+    writer.add_embedding_length(width)
+    writer.add_block_count(len(blocks))
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    if architecture != "mamba2":
+        inner = [shape.inner * shape.has_feed_forward(block) for block in blocks]
+        writer.add_feed_forward_length(inner if architecture == "nemotron_h" else shape.inner)
+        writer.add_head_count(shape.heads)
+        kv_heads = [shape.kv_heads * shape.keeps_cache(block) for block in blocks]
+        writer.add_head_count_kv(shape.kv_heads if shape.is_delta or architecture == "falcon-h1" else kv_heads)
+        writer.add_key_length(head)
+        writer.add_value_length(head)
+        writer.add_rope_dimension_count(head)
+    if architecture == "lfm2":
+        writer.add_shortconv_l_cache(shape.conv)
+    else:
+        writer.add_ssm_conv_kernel(shape.conv)
+        writer.add_ssm_inner_size(shape.scanned)
+        writer.add_ssm_state_size(shape.state)
+        writer.add_ssm_time_step_rank(shape.scanned // shape.state)
+        writer.add_ssm_group_count(shape.groups)
+    if shape.is_delta:
+        writer.add_uint32(f"{architecture}.full_attention_interval", shape.interval)
+        writer.add_array(f"{architecture}.rope.dimension_sections", [head // 4, head // 4, 0, 0])
+    if shape.drafts:
+        writer.add_uint32(f"{architecture}.nextn_predict_layers", shape.drafts)
+    if shape.experts is not None:
+        writer.add_expert_count(shape.experts[0])
+        writer.add_expert_used_count(shape.experts[1])
+        writer.add_expert_feed_forward_length(shape.experts[2])
+        writer.add_expert_shared_feed_forward_length(shape.experts[2])
+    _add_vocabulary(writer, shape.vocabulary)
+    norm = "token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight"
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, width), norm: (width,)}
+    for block in blocks:
+        tensors |= {f"blk.{block}.{name}": size for name, size in _hybrid_block(shape, block).items()}
+    _write(writer, tensors)
+
+
+_NORMS = {
+    "qwen": ("attn_q_norm", "attn_k_norm", "post_attention_norm"),
+    "lfm2": ("attn_q_norm", "attn_k_norm", "ffn_norm"),
+    "granitehybrid": ("ffn_norm",),
+    "falcon-h1": ("ffn_norm",),
+}
+"""Beside that of each block's beginning. Tensors that an architecture does not know are refused."""
+
+
+def _hybrid_block(shape: Hybrid, block: int) -> dict[str, tuple[int, ...]]:
+    width, head = shape.width, shape.width // shape.heads
+    norms = _NORMS.get("qwen" if shape.is_delta else shape.architecture, ())
+    weights: dict[str, tuple[int, ...]] = {"attn_norm": (width,)}
+    if shape.keeps_cache(block):
+        weights |= _attention(width, (2 if shape.is_delta else 1) * width, shape.kv_heads * head)
+        weights |= {"attn_output": (width, width)} | {name: (head,) for name in norms if name.startswith("attn_")}
+        del weights["ffn_norm"]
+    if shape.has_feed_forward(block):
+        weights |= _feed_forward(width, shape.inner, shape.experts)
+        weights |= {name: (width,) for name in norms if not name.startswith("attn_")}
+        if shape.architecture == "nemotron_h":
+            del weights["ffn_gate"]
+        if shape.experts is not None:
+            shared = _feed_forward(width, shape.experts[2], None)
+            weights |= {f"{name}_shexp": size for name, size in shared.items()} | {"ffn_gate_inp_shexp": (width,)}
+    if block >= shape.layers:
+        weights |= {"nextn.eh_proj": (width, 2 * width), "nextn.enorm": (width,), "nextn.hnorm": (width,)}
+    tensors = {f"{name}.weight": size for name, size in weights.items()}
+    if shape.architecture == "falcon-h1":
+        tensors["ffn_norm"] = tensors.pop("ffn_norm.weight")
+    return tensors | (_state_layer(shape) if shape.keeps_state(block) else {})
+
+
+def _state_layer(shape: Hybrid) -> dict[str, tuple[int, ...]]:
+    width, scanned, heads = shape.width, shape.scanned, shape.scanned // shape.state
+    if shape.architecture == "lfm2":
+        shapes = {"conv": (width, shape.conv), "in_proj": (3 * width, width), "out_proj": (width, width)}
+        return {f"shortconv.{name}.weight": size for name, size in shapes.items()}
+    convolved = scanned + 2 * shape.groups * shape.state
+    tensors: dict[str, tuple[int, ...]] = {"ssm_conv1d.weight": (convolved, shape.conv)}
+    tensors |= {"ssm_out.weight": (width, scanned), "ssm_dt.bias": (heads,)}
+    if not shape.is_delta:
+        tensors |= {"ssm_in.weight": (scanned + convolved + heads, width), "ssm_conv1d.bias": (convolved,)}
+        tensors |= {"ssm_norm.weight": (shape.groups, scanned // shape.groups)}
+        return tensors | {"ssm_a": (heads, 1), "ssm_d": (heads, 1)}
+    tensors |= {"attn_qkv.weight": (convolved, width), "attn_gate.weight": (scanned, width)}
+    tensors |= {"ssm_a": (heads,), "ssm_norm.weight": (shape.state,)}
+    if shape.architecture == "qwen3next":
+        return tensors | {"ssm_ba.weight": (2 * heads, width)}
+    return tensors | {"ssm_beta.weight": (heads, width), "ssm_alpha.weight": (heads, width)}
 
 
 def write_bert(path: Path, *, layers: int, width: int, inner: int, heads: int, vocabulary: int) -> None:
@@ -133,7 +275,10 @@ def write_projector(path: Path, *, side: int, width: int, inner: int, heads: int
 
 def _write(writer: Any, tensors: Tensors) -> None:
     for name, shape in tensors.items():
-        fine = len(shape) == 1 or name.startswith(("token_types.", "position_embd."))  # what is added, not multiplied
+        # What is added, and not multiplied, and what is scanned.
+        fine = (
+            len(shape) == 1 or name.startswith(("token_types.", "position_embd.")) or ".ssm_" in name or "conv" in name
+        )
         writer.add_tensor(name, np.zeros(shape, np.float32 if fine else np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

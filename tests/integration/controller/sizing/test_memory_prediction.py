@@ -17,7 +17,7 @@ from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES
 from controller.engines.base import RenderContext
 from controller.engines.memory import MIB, MemoryParts, Prediction
-from tests.support.gguf_files import write_bert, write_llama, write_projector
+from tests.support.gguf_files import Hybrid, write_bert, write_hybrid, write_llama, write_projector
 from tests.support.installed_engines import Program, needed, program
 from tests.support.ports import free_port
 from tests.support.require import require
@@ -58,13 +58,20 @@ ROWS: Final = [
     ("gemma-off", GEMMA, 1, {"n_ctx": 8192, **OFF}),
     ("qwen-f32", QWEN, 4, {"n_ctx": 8192, "cache_type_k": "f32", "cache_type_v": "f32"}),
     ("experts", EXPERTS, 4, {"n_ctx": 8192}),
+    ("delta-net", Hybrid("qwen35", state=128, groups=8, inner=256, drafts=1), 4, {"n_ctx": 4096}),
+    ("delta-net-experts", Hybrid("qwen3next", experts=(8, 2, 64)), 1, {"n_ctx": 2048, **OFF}),
+    ("short-convolutions", Hybrid("lfm2"), 4, {"n_ctx": 4096, "cache_type_k": "q8_0"}),
+    ("mamba-and-attention", Hybrid("granitehybrid", groups=1), 2, {"n_ctx": 8192}),
+    ("one-of-three", Hybrid("nemotron_h", layers=8), 4, {"n_ctx": 4096}),
+    ("mamba-beside-attention", Hybrid("falcon-h1"), 1, {"n_ctx": 4096}),
+    ("mamba-alone", Hybrid("mamba2", state=128), 4, {"n_ctx": 4096}),
     ("draft", MIDDLE, 2, {"n_ctx": 8192, "cache_type_k": "q8_0", "draft_model_path": SMALL | {"vocabulary": 32000}}),
     ("encoder", BERT, 4, {"embedding": True}),
     ("encoder-off", BERT, 1, {"embedding": True, "n_ctx": 512, **OFF}),
     ("images", SMALL, 1, {"n_ctx": 512, "mmproj": CLIP}),
     ("images-off", SMALL, 1, {"n_ctx": 512, "mmproj": CLIP, **OFF}),
 ]
-KINDS: Final = {"model": "weights", "KV": "kv_cache", "compute": "compute", "output": "compute"}
+KINDS: Final = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache", "compute": "compute", "output": "compute"}
 TOLERANCE: Final = 0.1
 
 
@@ -73,7 +80,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def model_file(models: Path, shape: Mapping[str, Any]) -> str:
+def model_file(models: Path, shape: Mapping[str, Any] | Hybrid) -> str:
+    if isinstance(shape, Hybrid):
+        write_hybrid(models / f"{shape.architecture}.gguf", shape)
+        return f"{shape.architecture}.gguf"
     name = f"{'-'.join(str(value) for value in shape.values() if isinstance(value, int | str))}.gguf"
     if not (models / name).exists():
         write = write_bert if shape is BERT else write_projector if shape is CLIP else write_llama
@@ -107,7 +117,7 @@ def held(parts: MemoryParts) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("shape", "sequences", "fields"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_llama_server_takes_what_is_predicted(
-    tmp_path: Path, models: Path, shape: Mapping[str, Any], sequences: int, fields: Mapping[str, Any]
+    tmp_path: Path, models: Path, shape: Mapping[str, Any] | Hybrid, sequences: int, fields: Mapping[str, Any]
 ) -> None:
     needed("binary")
     engine, port, log = ENGINES["llama_server"], free_port(), tmp_path / "log"

@@ -113,6 +113,30 @@ def test_a_whole_model_on_a_gpu_leaves_the_embeddings_on_the_host() -> None:
     assert server(tied, gpus=1).gpu.weights == 32 * BLOCK + facts.embedding + 16384, "loaded twice"
 
 
+QWEN3_NEXT = {
+    # https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct/blob/main/config.json, as llama.cpp converts it
+    **{"context_length": 262144, "embedding_length": 2048, "attention.head_count": 16, "attention.head_count_kv": 2},
+    **{"attention.key_length": 256, "attention.value_length": 256, "full_attention_interval": 4},
+    **{"ssm.conv_kernel": 4, "ssm.inner_size": 4096, "ssm.state_size": 128, "ssm.time_step_rank": 32},
+    **{"ssm.group_count": 16, "expert_used_count": 10, "expert_feed_forward_length": 512},
+}
+
+
+def test_a_state_is_as_large_for_one_token_as_for_all() -> None:
+    model = gguf("qwen3next", QWEN3_NEXT, (MIB,) * 48, vocabulary=151936)
+    state = 36 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096)  # 75 MiB
+    for context, slots in ((4096, 1), (4096, 4), (262144, 4)):
+        host = server(model, llama_server_n_ctx=context, target_inflight=slots).host
+        assert host.kv_cache == 12 * context * 2 * 2 * 2 * 256 + slots * state
+    # A block that predicts further tokens is loaded for drafts alone.
+    drafting = gguf("qwen3next", {**QWEN3_NEXT, "nextn_predict_layers": 1}, (MIB,) * 49, vocabulary=151936)
+    assert server(drafting, llama_server_n_ctx=4096) == server(model, llama_server_n_ctx=4096)
+    named = {**QWEN3_NEXT, "attention.recurrent_layers": (True,) * 47 + (False,)}
+    model = gguf("qwen3next", named, (MIB,) * 48, vocabulary=151936)
+    fewer = server(model, llama_server_n_ctx=4096, target_inflight=1).host
+    assert fewer.kv_cache == 4096 * 2 * 2 * 2 * 256 + state // 36 * 47, "where the file says which"
+
+
 Q8 = {"llama_server_cache_type_k": "q8_0", "llama_server_cache_type_v": "q8_0"}
 
 
@@ -280,7 +304,7 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
     ("artifact", "words"),
     [
         (replace(llama_3_8b(), architecture="mamba"), "m: how the architecture 'mamba' keeps its context"),
-        (replace(llama_3_8b(), architecture="qwen3next"), "how the architecture 'qwen3next'"),
+        (replace(llama_3_8b(), architecture="rwkv7"), "how the architecture 'rwkv7'"),
         (replace(llama_3_8b(), fields={}), "does not tell its width, heads and blocks"),
         (replace(llama_3_8b(), fields={**llama_3_8b().fields, "llama.nextn_predict_layers": 1}), "several tokens"),
         (UnreadArtifact("a.gguf is not a GGUF file"), "a.gguf is not a GGUF file"),
