@@ -23,7 +23,7 @@ export function DryRunButton({ propose }: DryRunProps) {
     retry: (failures, error) => error instanceof NetworkError && failures < 3,
   });
   return (
-    <div className="flex flex-col gap-2">
+    <div className="flex flex-col">
       <Button
         className="self-start"
         aria-disabled={asking.isPending}
@@ -33,7 +33,7 @@ export function DryRunButton({ propose }: DryRunProps) {
       </Button>
       <div role="status">
         {asking.data !== undefined && (
-          <ul aria-label="What would happen" className="list-disc pl-5 text-sm">
+          <ul aria-label="What would happen" className="mt-2 list-disc pl-5 text-sm">
             {asking.data.map(({ text, isObstacle }) => (
               <li key={text} className={isObstacle ? "text-warn" : undefined}>
                 {text}.
@@ -42,7 +42,11 @@ export function DryRunButton({ propose }: DryRunProps) {
           </ul>
         )}
       </div>
-      {asking.error && <ErrorNote {...describeError(asking.error)} />}
+      {asking.error && (
+        <div className="mt-2">
+          <ErrorNote {...describeError(asking.error)} />
+        </div>
+      )}
     </div>
   );
 }
