@@ -30,6 +30,8 @@ from assistant.tools.files.job_runner import SLICE_BYTES, decode_text
         *(("cos(0)", "1"), ("log(8, 2)", "3"), ("ln(e)", "1"), ("log10(1000)", "3")),
         *(("round(2.567, 2)", "2.57"), ("round(1234, -2)", "1200"), ("floor(-1.5) + ceil(-1.5)", "-3")),
         *(("max(1, 2, min(9, 4))", "4"), ("abs(-3.50)", "3.5"), ("-0", "0"), ("2 ** -9999999", "0")),
+        *(("round(10 ** 70)", "1E+70"), ("round(10 ** 62 + 0.5, 20)", "1E+62"), ("round(7, 64)", "7")),
+        *(("floor(log(125, 5))", "3"), ("floor(log(1000, 10))", "3"), ("log(2, 10)", "0.30102999566398119521")),
     ],
 )
 def test_an_expression_has_its_value(expression: str, value: str) -> None:
