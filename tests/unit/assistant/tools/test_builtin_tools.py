@@ -111,6 +111,10 @@ def test_pages_are_fetched_from_allowed_hosts_alone(scheme: str, host: str, port
         *(("<ul><li>a</li><li>b</li></ul>", "- a\n- b"), ("<title>T</title><p>a", "T\n\na")),
         ("<head><title>T</title><meta x><style>s</style></head><body>a", "T\n\na"),
         ("<head><title>T</title><body>a", "T\n\na"),
+        # Without the end of the head and the start of the body, which may be left out.
+        ('<!doctype html><head><meta charset="utf-8"><p>text', "text"),
+        ("<head><title>T</title><script>x</script><link><noscript><p>n</noscript><h1>a</h1></head>b", "T\n\n# a\n\nb"),
+        ("<head>\n<title>T</title>\na<b>b</b>", "T\n\nab"),
         ("<script>x<p>y</script>a<style>z</style>", "a"),
         ("<noscript>x</noscript><svg><text>y</text></svg>a", "a"),
         ("a &amp; b &lt;c&gt; &eacute;", "a & b <c> \u00e9"),
