@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from assistant.tools.arguments import ArgumentCheck
+from assistant.tools.arguments import ArgumentCheck, check_texts
 from assistant.tools.builtin.builtin_tools import ToolResources, build_tool
 from assistant.tools.mcp_client.catalog import ServerContents
 from assistant.tools.mcp_client.servers import McpServers
@@ -29,6 +30,7 @@ from gateway.tenancy.api_keys import Caller
 if TYPE_CHECKING:
     from assistant.tools.mcp_client.server_connection import ServerConnection
 
+logger = logging.getLogger(__name__)
 
 LONGEST_ARGUMENTS: Final = 4096
 """Characters of the arguments of a call that a report has. The history has 200 of them: the controller cuts them when
@@ -243,6 +245,7 @@ class ToolRunner:
             prompt = connection.status.catalog.find_prompt(name)
             if prompt is None:
                 raise RoundhouseError("prompt_not_found", f"The server {server} has no prompt {name!r:.100}.")
+            check_texts(arguments)
             asked = connection.get_prompt(name, prompt.check_arguments(arguments), request_id)
             return ending.take(await _run_within(connection.route.timeout_s, called, asked))
 
@@ -370,6 +373,11 @@ async def _run_within(timeout_s: float, name: str, run: Awaitable[_Result]) -> _
     except TimeoutError:
         message = f"The tool {name} did not answer within {timeout_s:g} s, and was ended."
         raise RoundhouseError("tool_timeout", message) from None
+    except RoundhouseError:
+        raise
+    except Exception:  # of one call, which must not end what else its caller has under way
+        logger.exception("the tool %s failed", name)
+        raise RoundhouseError("tool_failed", f"The tool {name} failed.") from None
 
 
 def _count_as(outcome: str) -> str:

@@ -109,6 +109,14 @@ def test_schemas_and_arguments_have_bounds() -> None:
     ArgumentCheck({}).check({"a": [0] * 9_999})
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"x": "\ud800"}, {"x": [{"y": "a\udc00"}]}, {"\ud83d": 1}, {"x": float("nan")}, {"x": [float("inf")]}]
+)
+def test_what_cannot_be_sent_on_as_json_is_refused(arguments: dict[str, Any]) -> None:
+    error = refusal({}, arguments)
+    assert (error.entry.code, error.param) == ("tool_arguments_invalid", "params")
+
+
 @pytest.mark.parametrize("levels", [101, 400, 5_000, 100_000])
 def test_a_schema_that_is_nested_too_deep_is_a_problem(levels: int) -> None:
     schema: dict[str, Any] = {}
