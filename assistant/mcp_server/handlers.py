@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -318,7 +319,8 @@ class McpToolCalls:
         not ended. Call when the grace period of a stop is over."""
         self._is_ended = True
         for limit in self._running:
-            limit.reschedule(asyncio.get_running_loop().time())
+            with suppress(RuntimeError):  # it is about to end
+                limit.reschedule(asyncio.get_running_loop().time())
 
     @property
     def count_running(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
@@ -92,7 +92,8 @@ class CancellableCalls:
         have ended, or another gateway runs it."""
         end = self._running.get(key)
         if end is not None:
-            end.reschedule(asyncio.get_running_loop().time())
+            with suppress(RuntimeError):  # it was cancelled before, and is about to end
+                end.reschedule(asyncio.get_running_loop().time())
 
 
 INSTRUCTIONS: Final = (

@@ -74,9 +74,11 @@ class ArgumentCheck:
         Raises:
             RoundhouseError: `tool_arguments_invalid`, with the place of the first misfit in `param`
                 (`params.path[0]`): they do not fit, have more than `MOST_VALUES` values, or are nested deeper than
-                `DEEPEST`; or `tool_failed`: the schema cannot be applied, or takes too long.
+                `DEEPEST`, or are not to be written as JSON (`check_texts`); or `tool_failed`: the schema cannot be
+                applied, or takes too long.
         """
         _check_size(arguments)
+        check_texts(arguments)
         try:
             self._steps = 0
             misfit: ValidationError | None = next(self._validator.iter_errors(arguments), None)
@@ -163,6 +165,16 @@ def _check_size(arguments: Fields) -> None:
     if not _is_within(arguments, DEEPEST, MOST_VALUES):
         message = f"The arguments have more than {MOST_VALUES} values, or are nested deeper than {DEEPEST}."
         raise RoundhouseError("tool_arguments_invalid", message, param="params")
+
+
+def check_texts(arguments: Fields) -> None:
+    """Raise RoundhouseError `tool_arguments_invalid` where arguments cannot be sent on as JSON in UTF-8: a text has
+    half of a surrogate pair, or a number is none. Libraries fail at these, some with all else that is under way."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        message = "The arguments have a text with half of a surrogate pair, or a number that JSON does not have."
+        raise RoundhouseError("tool_arguments_invalid", message, param="params") from None
 
 
 def _is_within(value: Fields, deepest: int, most_values: int) -> bool:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from assistant.tools.arguments import ArgumentCheck
+from assistant.tools.arguments import ArgumentCheck, check_texts
 from assistant.tools.builtin.builtin_tools import ToolResources, build_tool
 from assistant.tools.mcp_client.catalog import ServerContents
 from assistant.tools.mcp_client.servers import McpServers
@@ -29,6 +31,7 @@ from gateway.tenancy.api_keys import Caller
 if TYPE_CHECKING:
     from assistant.tools.mcp_client.server_connection import ServerConnection
 
+logger = logging.getLogger(__name__)
 
 LONGEST_ARGUMENTS: Final = 4096
 """Characters of the arguments of a call that a report has. The history has 200 of them: the controller cuts them when
@@ -51,8 +54,8 @@ _SECRET_TEXTS: Final = re.compile(
 )
 """Texts that look like credentials: of HTTP, of well-known services, in addresses, and where a name says so."""
 _MOST_MASKED: Final = 2 * LONGEST_ARGUMENTS
-"""Characters of a call's texts that are looked at: what comes later is not shown. More than are shown, so that a secret
-at the end of what is shown is masked whole."""
+"""Values of a call, and characters of its texts and names, that are looked at: what comes later is not shown. More than
+are shown, so that a secret at the end of what is shown is masked whole."""
 
 
 def redact_arguments(arguments: Fields) -> str:
@@ -65,30 +68,34 @@ def redact_arguments(arguments: Fields) -> str:
 
 
 class _Masker:
-    """Masks the values of one call's arguments, of which it looks at `_MOST_MASKED` characters together: it takes the
-    event loop's time."""
+    """Masks the values of one call's arguments, of which it looks at `_MOST_MASKED` values and characters together: it
+    takes the event loop's time."""
 
     def __init__(self) -> None:
         self._left = _MOST_MASKED
-        """Characters that are looked at yet."""
+        """Values and characters that are looked at yet."""
 
     def mask_value(self, value: object, depth: int) -> object:
         """Return the value masked, and cut where it has too many parts. `depth`: of objects and lists around it."""
+        self._left -= 1
         if isinstance(value, str):
-            looked_at = value[: self._left]
+            looked_at = value[: max(0, self._left)]
             self._left -= len(looked_at)
             return _SECRET_TEXTS.sub(MASK, looked_at)
         if depth > 4 and isinstance(value, dict | list):
             return MASK
         if isinstance(value, dict):
-            shown = list(value.items())[:_MOST_PARTS]
-            return {
-                name[:_MOST_PARTS]: MASK if _SECRET_NAMES.search(name) else self.mask_value(each, depth + 1)
-                for name, each in shown
-            }
+            shown = islice(value.items(), _MOST_PARTS)
+            return {name[:_MOST_PARTS]: self._mask_field(name, each, depth) for name, each in shown if self._left > 0}
         if isinstance(value, list):
-            return [self.mask_value(each, depth + 1) for each in value[:_MOST_PARTS]]
+            return [self.mask_value(each, depth + 1) for each in value[:_MOST_PARTS] if self._left > 0]
         return value
+
+    def _mask_field(self, name: str, value: object, depth: int) -> object:
+        # What a name is that is not looked at to its end, nobody knows.
+        is_secret = len(name) > _MOST_PARTS or _SECRET_NAMES.search(name) is not None
+        self._left -= min(len(name), _MOST_PARTS)
+        return MASK if is_secret else self.mask_value(value, depth + 1)
 
 
 class ToolCallLog:
@@ -243,6 +250,7 @@ class ToolRunner:
             prompt = connection.status.catalog.find_prompt(name)
             if prompt is None:
                 raise RoundhouseError("prompt_not_found", f"The server {server} has no prompt {name!r:.100}.")
+            check_texts(arguments)
             asked = connection.get_prompt(name, prompt.check_arguments(arguments), request_id)
             return ending.take(await _run_within(connection.route.timeout_s, called, asked))
 
@@ -370,6 +378,11 @@ async def _run_within(timeout_s: float, name: str, run: Awaitable[_Result]) -> _
     except TimeoutError:
         message = f"The tool {name} did not answer within {timeout_s:g} s, and was ended."
         raise RoundhouseError("tool_timeout", message) from None
+    except RoundhouseError:
+        raise
+    except Exception:  # of one call, which must not end what else its caller has under way
+        logger.exception("the tool %s failed", name)
+        raise RoundhouseError("tool_failed", f"The tool {name} failed.") from None
 
 
 def _count_as(outcome: str) -> str:

@@ -52,6 +52,8 @@ _FUNCTION_CONTEXT: Final = Context(
     traps=[InvalidOperation, DivisionByZero, Overflow],
 )
 """For functions and powers that are not whole, which take long with more digits."""
+_LOG_CONTEXT: Final = Context(prec=30, rounding=ROUND_HALF_EVEN, Emin=-LARGEST_EXPONENT, Emax=LARGEST_EXPONENT)
+"""For a quotient of logarithms, whose last digits are wrong: log(125, 5) is 3, and not a little less."""
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,5})?)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>\*\*|//|[-+*/%^(),\u00d7\u00f7\u2212\u00b7]))",
@@ -238,13 +240,17 @@ def _round(value: Decimal, digits: Decimal | None = None) -> Decimal:
     places = 0 if digits is None else int(digits)
     if abs(places) > PRECISION:
         raise ArithmeticProblem(f"round takes at most {PRECISION} places.")
+    exponent = value.as_tuple().exponent
+    if isinstance(exponent, int) and exponent >= -places:
+        return value  # it has no such places, and may be too large to be written with them
     return value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN, _CONTEXT)
 
 
 def _log(value: Decimal, base: Decimal | None = None) -> Decimal:
     if base is None:
         return _FUNCTION_CONTEXT.ln(value)
-    return _FUNCTION_CONTEXT.divide(_FUNCTION_CONTEXT.ln(value), _FUNCTION_CONTEXT.ln(base))
+    quotient = _FUNCTION_CONTEXT.divide(_FUNCTION_CONTEXT.ln(value), _FUNCTION_CONTEXT.ln(base))
+    return _LOG_CONTEXT.plus(quotient)
 
 
 def _by_float(function: Callable[[float], float]) -> Callable[..., Decimal]:

@@ -181,7 +181,7 @@ def _follow(url: httpx2.URL, location: str) -> httpx2.URL:
 def _read_page(response: httpx2.Response) -> Page:
     body, is_cut = _read_body(response)
     media_type, _, parameters = response.headers.get("content-type", "").partition(";")
-    charset = parameters.partition("charset=")[2].partition(";")[0].strip().strip("\"'") or None
+    charset = parameters.lower().partition("charset=")[2].partition(";")[0].strip().strip("\"'") or None
     return Page(
         str(response.url),
         response.status_code,

@@ -10,6 +10,11 @@ from common.markup import mend_markup
 
 _SKIPPED: Final = frozenset(("script", "style", "noscript", "template", "svg", "iframe", "object", "head"))
 """Elements whose text is left out. The page's title, which is in its head, is kept."""
+_OF_HEAD: Final = frozenset((
+    "base", "basefont", "bgsound", "head", "html", "link", "meta", "noframes", "noscript", "script", "style",
+    "template", "title",
+))  # fmt: skip
+"""Elements within which, or before which, a head goes on; any other begins the body."""
 _BLOCKS: Final = frozenset((
     "address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "div", "dl", "dt", "fieldset",
     "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav",
@@ -39,6 +44,8 @@ class _Reader(HTMLParser):
         self._links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._skipped == ["head"] and tag not in _OF_HEAD:
+            self._skipped.clear()  # the end of the head and the start of the body may be left out
         if tag == "title":
             self._is_title = not self._skipped or self._skipped == ["head"]
         elif tag == "body":
@@ -70,6 +77,8 @@ class _Reader(HTMLParser):
             self._add("\n\n")
 
     def handle_data(self, data: str) -> None:
+        if self._skipped == ["head"] and not self._is_title and data.strip():
+            self._skipped.clear()
         if self._is_title or not self._skipped:
             self.pieces.append(data)
 

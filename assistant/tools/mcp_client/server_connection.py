@@ -522,6 +522,10 @@ class ServerConnection:
                 await self._wait_for_wake(REFRESH_S)
                 async with asyncio.timeout(CONNECT_S):
                     await self._refresh(client)
+                # A call was told that its session has ended, and it has not. Where that was told during the refresh,
+                # the next one shows it.
+                if self.status.state == "connecting" and not self._wake.is_set():
+                    self._set_state("connected", None)
                 await asyncio.sleep(FEWEST_REFRESH_S)
 
     async def _open_client(self, stack: AsyncExitStack) -> Client:

@@ -326,6 +326,7 @@ async def test_a_page_is_text(site: FileServer) -> None:
     [
         ("text/plain", "Grüße".encode(), "Grüße"),
         ("text/plain; charset=iso-8859-1", "Grüße".encode("latin-1"), "Grüße"),
+        ("text/plain; Charset=ISO-8859-1", b"\xfc", "ü"),
         ("text/plain; charset=zlib", b"plain", "plain"),
         ("text/plain; charset=idna", b"abc", "abc"),
         ("application/json", b'{"a": 1}', '{"a": 1}'),

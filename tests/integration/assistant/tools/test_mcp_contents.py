@@ -89,6 +89,7 @@ async def test_arguments_are_checked_before_the_server_is_asked(server: FakeMcpS
     assert refusal(await get_prompt(gateway, "fake", "ask", city=1)) == (*invalid, "arguments.city")
     assert refusal(await get_prompt(gateway, "fake", "ask", city="x", town="x")) == (*invalid, "arguments.town")
     assert "prompts/get" not in server.methods
+    assert refusal(await get_prompt(gateway, "fake", "ask", city="\ud800")) == (*invalid, "params")
     assert (await get_prompt(gateway, "fake", "ask", city="Bonn", unit="K"))[0] == 200
     server.answers["prompts/get"] = refusing(-32602, "no such city")
     status, told = await get_prompt(gateway, "fake", "ask", city="Atlantis")

@@ -194,6 +194,45 @@ async def test_a_server_that_was_started_anew_is_connected_again_for_the_call(
     assert server.methods.count("initialize") == 4
 
 
+async def test_a_call_whose_session_has_not_ended_after_all_is_made_again(
+    server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
+    """A proxy before the server answers 404 for one call, and the server knows the session."""
+    await connect(gateway, server.route())
+    calls = 0
+
+    async def once_not_found(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        answer = responding(404) if calls == 1 else answering(text_result("found"))
+        return await answer(request, message)
+
+    server.answers["echo"] = once_not_found
+    assert await call_text(gateway, "fake__echo") == "found"
+    assert await call_text(gateway, "fake__echo") == "found"
+    assert (await list_servers(gateway))["fake"]["state"] == "connected"
+    assert server.methods.count("initialize") == 1
+
+
+async def test_arguments_that_are_not_to_be_sent_cost_their_own_call_alone(
+    server: FakeMcpServer, gateway: GatewayHarness
+) -> None:
+    server.tools = [tool("echo"), tool("slow")]
+    release = asyncio.Event()
+
+    async def slow(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        await release.wait()
+        return web.json_response(reply(message, text_result("done")))
+
+    server.answers["slow"] = slow
+    await connect(gateway, server.route())
+    running = asyncio.create_task(call_text(gateway, "fake__slow"))
+    await until("the call has reached the server", lambda: server.methods.count("tools/call") == 1)
+    assert await call_code(gateway, "fake__echo", x="\ud800") == (400, "tool_arguments_invalid")
+    release.set()
+    assert await running == "done"
+
+
 async def test_keys_call_the_tools_that_they_name(server: FakeMcpServer, gateway: GatewayHarness) -> None:
     keys = (key("one", tools=("fake__echo",)), key("none"), key("chief", scopes=("inference", "admin")))
     server.tools = [tool("echo"), tool("other")]

@@ -600,3 +600,33 @@ async def test_a_model_that_is_talked_into_a_tool_that_the_key_lacks_does_not_ge
         call = response.output[1]
         assert (call.name, call.status, call.error.message) == ("wait", "failed", "There is no tool 'weather__wait'.")
         assert loop.servers.calls == []
+
+
+async def test_a_call_with_half_a_character_fails_alone() -> None:
+    search = {"type": "mcp", "server_label": "roundhouse", "require_approval": "never"}
+    asks = Move(calls=[Call("roundhouse__search_documents", {"query": "\ud83d"}), Call("weather__get", BONN)])
+    async with (
+        fake_retrieval() as retrieval,
+        looping(asks, SAYS, tools=(ToolRoute(name="search_documents"),), retrieval_url=retrieval.url) as loop,
+    ):
+        response = await loop.create(tools=[search, WEATHER])
+        assert response.status == "completed"
+        bad, good = (item for item in response.output if item.type == "mcp_call")
+        assert (bad.status, good.status, good.output) == ("failed", "completed", "Rain in Bonn")
+        assert "half of a surrogate pair" in str(bad.error)
+        assert retrieval.searches == []
+
+
+async def test_a_tool_that_breaks_costs_its_own_call_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def breaks(_: Any) -> Any:
+        raise ValueError("nobody thought of this")
+
+    async with looping(Move(calls=[Call("weather__fail", BONN), Call("weather__get", BONN)]), SAYS) as loop:
+        loop.servers.tools[-1].answer = breaks
+        response = await loop.create()
+        assert response.status == "completed"
+        bad, good = (item for item in response.output if item.type == "mcp_call")
+        assert (bad.status, good.status) == ("failed", "completed")
+        assert "The tool weather__fail failed." in str(bad.error)
+    assert "nobody thought of this" in caplog.text
+    assert "nobody thought of this" not in response.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assistant.mcp_server.handlers import HANDLERS
+from assistant.mcp_server.handlers import HANDLERS, McpToolCalls
+from assistant.mcp_server.protocol import CallKey, CancellableCalls, CancelledByClientError
 from assistant.mcp_server.tools import (
     MOST_BYTES,
     MOST_MESSAGE,
@@ -146,3 +148,51 @@ def test_an_error_has_its_code_and_next_steps() -> None:
 )
 def test_a_log_loses_whole_lines_at_its_beginning(log: bytes, before: int, most: int, told: str) -> None:
     assert cut_log(log, before, most) == told
+
+
+async def test_a_call_that_is_about_to_end_may_be_cancelled_again() -> None:
+    calls, key, unwinds, may_end = CancellableCalls(), CallKey(None, "s", 1), asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        async with calls.hold(key):
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                unwinds.set()
+                await may_end.wait()
+
+    running = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    calls.cancel(key)
+    await unwinds.wait()
+    calls.cancel(key)
+    may_end.set()
+    with pytest.raises(CancelledByClientError):
+        await running
+
+
+async def test_all_calls_are_ended_also_where_one_is_about_to_end() -> None:
+    unused: Any = None
+    calls = McpToolCalls(unused, unused)
+    unwinds, may_end = asyncio.Event(), asyncio.Event()
+
+    async def run(*, is_slow: bool) -> None:
+        async with asyncio.timeout(None) as limit:
+            calls._running.add(limit)
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                if is_slow:
+                    unwinds.set()
+                    await may_end.wait()
+
+    first = asyncio.create_task(run(is_slow=True))
+    await asyncio.sleep(0)
+    calls.end_all()
+    await unwinds.wait()
+    second = asyncio.create_task(run(is_slow=False))
+    await asyncio.sleep(0)
+    calls.end_all()
+    may_end.set()
+    ended = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(each) for each in ended] == [TimeoutError, TimeoutError]

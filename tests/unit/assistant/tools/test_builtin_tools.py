@@ -30,6 +30,8 @@ from assistant.tools.files.job_runner import SLICE_BYTES, decode_text
         *(("cos(0)", "1"), ("log(8, 2)", "3"), ("ln(e)", "1"), ("log10(1000)", "3")),
         *(("round(2.567, 2)", "2.57"), ("round(1234, -2)", "1200"), ("floor(-1.5) + ceil(-1.5)", "-3")),
         *(("max(1, 2, min(9, 4))", "4"), ("abs(-3.50)", "3.5"), ("-0", "0"), ("2 ** -9999999", "0")),
+        *(("round(10 ** 70)", "1E+70"), ("round(10 ** 62 + 0.5, 20)", "1E+62"), ("round(7, 64)", "7")),
+        *(("floor(log(125, 5))", "3"), ("floor(log(1000, 10))", "3"), ("log(2, 10)", "0.30102999566398119521")),
     ],
 )
 def test_an_expression_has_its_value(expression: str, value: str) -> None:
@@ -109,6 +111,10 @@ def test_pages_are_fetched_from_allowed_hosts_alone(scheme: str, host: str, port
         *(("<ul><li>a</li><li>b</li></ul>", "- a\n- b"), ("<title>T</title><p>a", "T\n\na")),
         ("<head><title>T</title><meta x><style>s</style></head><body>a", "T\n\na"),
         ("<head><title>T</title><body>a", "T\n\na"),
+        # Without the end of the head and the start of the body, which may be left out.
+        ('<!doctype html><head><meta charset="utf-8"><p>text', "text"),
+        ("<head><title>T</title><script>x</script><link><noscript><p>n</noscript><h1>a</h1></head>b", "T\n\n# a\n\nb"),
+        ("<head>\n<title>T</title>\na<b>b</b>", "T\n\nab"),
         ("<script>x<p>y</script>a<style>z</style>", "a"),
         ("<noscript>x</noscript><svg><text>y</text></svg>a", "a"),
         ("a &amp; b &lt;c&gt; &eacute;", "a & b <c> \u00e9"),

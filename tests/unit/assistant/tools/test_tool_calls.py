@@ -13,7 +13,7 @@ import pytest
 from assistant.tools.arguments import ArgumentCheck, SchemaProblem
 from assistant.tools.files import job_runner
 from assistant.tools.files.job_runner import AT_ONCE, JobRunner
-from assistant.tools.runner import redact_arguments
+from assistant.tools.runner import _MOST_MASKED, _Masker, redact_arguments
 from assistant.tools.spec import ToolCall, cut_text
 from contract.errors import RoundhouseError
 from gateway.tenancy.api_keys import ANONYMOUS
@@ -109,6 +109,14 @@ def test_schemas_and_arguments_have_bounds() -> None:
     ArgumentCheck({}).check({"a": [0] * 9_999})
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"x": "\ud800"}, {"x": [{"y": "a\udc00"}]}, {"\ud83d": 1}, {"x": float("nan")}, {"x": [float("inf")]}]
+)
+def test_what_cannot_be_sent_on_as_json_is_refused(arguments: dict[str, Any]) -> None:
+    error = refusal({}, arguments)
+    assert (error.entry.code, error.param) == ("tool_arguments_invalid", "params")
+
+
 @pytest.mark.parametrize("levels", [101, 400, 5_000, 100_000])
 def test_a_schema_that_is_nested_too_deep_is_a_problem(levels: int) -> None:
     schema: dict[str, Any] = {}
@@ -152,6 +160,25 @@ def test_what_is_long_is_cut_and_what_the_controller_masks_is_not() -> None:
     assert redact_arguments({"more": list(range(100_000))}) == '{"more": [' + ", ".join(map(str, range(200))) + "]}"
     secret = "of the server alone, which this gateway does not know"
     assert secret in redact_arguments({"x": "y" * 180 + secret})
+
+
+def test_the_cost_of_masking_has_a_bound_for_numbers_and_names_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    visited = 0
+    mask_value = _Masker.mask_value
+
+    def count(self: _Masker, value: object, depth: int) -> object:
+        nonlocal visited
+        visited += 1
+        return mask_value(self, value, depth)
+
+    monkeypatch.setattr(_Masker, "mask_value", count)
+    assert redact_arguments({"a": [[[0] * 200] * 200] * 200}).startswith('{"a": [[[0, 0, ')
+    assert visited <= _MOST_MASKED
+    # What is beyond the part of a name that is looked at may say that the value is secret.
+    assert redact_arguments({"n" * 4_000_000 + "password": "hunter2"}) == '{"' + "n" * 200 + '": "***"}'
+    visited = 0
+    redact_arguments({"a": [{"n" * 190 + str(n): n for n in range(200)}] * 200})
+    assert visited <= _MOST_MASKED / 190 + 10
 
 
 def test_a_secret_at_the_cut_is_masked_whole() -> None:
