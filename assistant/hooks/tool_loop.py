@@ -184,6 +184,7 @@ class ToolLoop:
         self._client.follow_client()
         self._entry = exchange.account.take_entry()
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._settle)  # a task that is cancelled before its first step runs no `finally`
         return True
 
     def _end(self, _: Exchange) -> None:
@@ -207,8 +208,6 @@ class ToolLoop:
             request_id = exchange.answer.request_id
             logger.exception("request %s failed", request_id, extra=tag_request(request_id))
             exchange.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))
-        finally:
-            self._settle()
 
     async def _run_loop(self) -> None:
         exchange, rounds = self._exchange, self._rounds
@@ -364,7 +363,7 @@ class ToolLoop:
         fail_by_round(exchange, error, answer.lines)
         return True
 
-    def _settle(self) -> None:
+    def _settle(self, _: asyncio.Task[None]) -> None:
         entry, self._entry = self._entry, None
         if entry is not None:
             self._used.settle(entry, self._exchange.services.now())

@@ -335,6 +335,8 @@ class ModelQueue:
         if self.target * len(replicas) != slots:  # the queue moves at another pace now
             self._waits.clear()
             self._usual_s = None
+            for ticket in self.waiting_tickets():
+                ticket.queued_at = None
         pools = [replica.token_pool for replica in replicas if replica.token_pool is not None]
         self._token_share = min(pool.usable for pool in pools) // max(1, self.target) if pools else None
         if route is not None and pools:

@@ -351,19 +351,21 @@ class AdmissionStage:
         `is_refused`: the replica did not accept the connection; False: it accepted and broke it.
 
         Raises:
-            RoundhouseError: `engine_unreachable` if no replica is left to try, or after two broken connections, or, for
-                an API that takes no slot, after two attempts; the model's refusal if it is not loaded and not waited
-                for; what `renew_route` raises because the model or the key has changed; or the request cannot be
-                translated for the engine. The caller must end the request, as after any exception.
+            RoundhouseError: `engine_unreachable` if no replica is left to try, or the request names its replica, or
+                after two broken connections, or, for an API that takes no slot, after two attempts; `invalid_request`
+                if the replica that it names is gone; the model's refusal if it is not loaded and not waited for; what
+                `renew_route` raises because the model or the key has changed; or the request cannot be translated for
+                the engine. The caller must end the request, as after any exception.
             Exception: what a hook or `EngineStage.send_attempt` raises.
         """
         admission, exchange = self._exchange.services.admission, self._exchange
-        if self.ticket is not None:
+        route, ticket = self.renew_route(), self.ticket
+        is_named = self._find_named_replica(route) is not None
+        if is_named or (ticket is None and exchange.account.attempts > 1):
+            raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
+        if ticket is not None:
             self._readmit(partial(admission.retry_ticket, is_refused=is_refused))
             return
-        route = self.renew_route()
-        if exchange.account.attempts > 1 or self._find_named_replica(route) is not None:
-            raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
         retries = NO_RETRIES.after_refusal(replica) if is_refused else NO_RETRIES.after_break(replica)
         now = exchange.services.now()
         endpoint = admission.choose_replica(route, now, retries)

@@ -243,7 +243,8 @@ class InferenceDispatcher:
         services.grants.grant_slots(grants)
         for model in list(services.admission.depths):
             for ticket in services.admission.waiting_tickets(model):
-                ticket.owner.follow_table()
+                if ticket.state == "waiting":  # an earlier one that ended may have passed its slot on
+                    ticket.owner.follow_table()
 
 
 def _stopped_error() -> RoundhouseError:

@@ -52,6 +52,7 @@ class FanOut:
         self._client.follow_client()
         self._entry = exchange.account.take_entry()
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._settle)  # a task that is cancelled before its first step runs no `finally`
         return True
 
     def _end(self, _: Exchange) -> None:
@@ -62,17 +63,17 @@ class FanOut:
 
     async def _run(self) -> None:
         exchange = self._exchange
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number, value in enumerate(self._answer.split.pieces()):
-                    entered = asyncio.Event()
-                    group.create_task(self._ask_piece(number, value, entered))
-                    await entered.wait()
-            if not exchange.is_ended:
-                exchange.run_guarded(self._end_answer)
-        finally:
-            if self._entry is not None:
-                self._used.settle(self._entry, exchange.services.now())
+        async with asyncio.TaskGroup() as group:
+            for number, value in enumerate(self._answer.split.pieces()):
+                entered = asyncio.Event()
+                group.create_task(self._ask_piece(number, value, entered))
+                await entered.wait()
+        if not exchange.is_ended:
+            exchange.run_guarded(self._end_answer)
+
+    def _settle(self, _: asyncio.Task[None]) -> None:
+        if self._entry is not None:
+            self._used.settle(self._entry, self._exchange.services.now())
 
     async def _ask_piece(self, number: int, value: Any, entered: asyncio.Event) -> None:
         """Ask for the piece `number`, and keep its answer, or pass on its events. Sets `entered` when it has a slot, or
@@ -139,7 +140,7 @@ class FanOut:
             fail_by_round(exchange, decode_json(answer.body)["error"], answer.lines)
         elif number in self._errors:
             fail_by_round(exchange, self._errors[number], b"")
-        elif answer.is_broken:
+        elif answer.is_broken or (exchange.is_stream and answer.body):
             exchange.fail_request(RoundhouseError("engine_disconnected", "The engine's answer broke off."))
         elif not exchange.is_stream:
             body = answer.body or b"".join(part for _, part in answer.parts)
@@ -148,7 +149,13 @@ class FanOut:
     def _end_answer(self) -> None:
         exchange = self._exchange
         if exchange.is_stream:
-            exchange.answer.end_response(self._answer.end_events())
+            events = self._answer.end_events()
+            if not exchange.answer.status:  # no piece had an event
+                if not events:
+                    raise RoundhouseError("engine_disconnected", "The engine failed: its stream had no event.")
+                exchange.answer.send_events(events)
+                events = b""
+            exchange.answer.end_response(events)
         else:
             exchange.answer.send_whole(200, JSON_LINE, self._answer.join())
         exchange.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from contract.errors import ERROR_CODES, RoundhouseError
+from gateway.control.remote_health import parse_retry_after
 from gateway.exchange.client_response import JSON_LINE
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks
@@ -305,7 +306,7 @@ class UsedTokens:
 def fail_by_round(exchange: Exchange, error: Fields, lines: bytes) -> None:
     """End the client's request with the error of a round, which has every field of our envelope, in the form that the
     answer allows. `lines`: header lines of the round's answer; empty: it was a stream."""
-    own_error = _own_error(error, lines)
+    own_error = _own_error(error, lines, exchange.services.clock())
     if own_error is not None:
         exchange.fail_request(own_error)
     else:
@@ -313,13 +314,13 @@ def fail_by_round(exchange: Exchange, error: Fields, lines: bytes) -> None:
         exchange.close()
 
 
-def _own_error(error: Fields, lines: bytes) -> RoundhouseError | None:
+def _own_error(error: Fields, lines: bytes, unix_now: float) -> RoundhouseError | None:
     """Return the error of the gateway's own that a round was answered with; None: it is the engine's. `lines`: header
-    lines of the answer."""
+    lines of the answer, of which an engine's may name a date in `Retry-After`. `unix_now`: Unix time in seconds."""
     if error["code"] not in ERROR_CODES:
         return None
     after = next((line[12:] for line in lines.split(b"\r\n") if line.startswith(b"retry-after:")), None)
-    retry_after_s = None if after is None else float(after)
+    retry_after_s = None if after is None else parse_retry_after(after.decode("latin-1"), unix_now)
     code, message, param, model = error["code"], error["message"], error.get("param"), error.get("model")
     own_error = RoundhouseError(code, message, param=param, retry_after_s=retry_after_s, model=model)
     is_own = own_error.build_envelope(error.get("request_id")).error.model_dump() == error

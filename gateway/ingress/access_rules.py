@@ -202,7 +202,7 @@ def hostname_of(authority: str) -> str:
 
 
 def _is_port(text: str) -> bool:
-    return text[0] == ":" and text[1:].isascii() and text[1:].isdigit()
+    return text == ":" or (text[0] == ":" and text[1:].isascii() and text[1:].isdigit())  # RFC 3986: may be empty
 
 
 def _is_address(name: str) -> bool:

@@ -98,7 +98,11 @@ class ClientConnection(RequestReader):
             self._timer.cancel()
             self._timer = None
         current_call, self._current_call = self._current_call, None
+        waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
+        for cycle in waiting:
+            if isinstance(cycle, ClientCall):
+                cycle.lose_client()  # its body may have room reserved
         if isinstance(self.cycle, ClientCall):
             self.cycle = cast("RequestResponseCycle", None)  # uvicorn would wake the cycle's task; a call has none
         super().connection_lost(exc)
@@ -275,6 +279,8 @@ class ClientConnection(RequestReader):
             self._linger()
         elif cycle is not self._current_call:
             self.pipeline.popleft()
+            if isinstance(cycle, ClientCall):
+                cycle.lose_client()  # nobody serves it, and its body may have room reserved
             self._refuse_in_turn(error)
         elif isinstance(cycle, ClientCall):
             cycle.refuse_request(error)

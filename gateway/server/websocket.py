@@ -107,6 +107,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._unsent_since = self._began_at
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
+        self._is_abort_set = False
+        """Whether `_timer` is that of `CLOSE_S`, which what the client sends must not put off."""
         state.connections.add(self)  # type: ignore[arg-type] # uvicorn calls its `shutdown` alone
 
     def serve_session(self, session: MessageSession, data: bytes) -> None:
@@ -221,7 +223,9 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.write(out)
         if is_at_end:
             self.transport.close()
-        if (is_at_end or self._protocol.close_expected()) and self._timer is not None:
+        is_over = is_at_end or self._protocol.close_expected()
+        if is_over and not self._is_abort_set and self._timer is not None:
+            self._is_abort_set = True
             self._timer.cancel()
             self._timer = self._loop.call_later(CLOSE_S, self.transport.abort)
 

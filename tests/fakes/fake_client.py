@@ -4,10 +4,10 @@ that was written."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from gateway.server.call import ClientCall
+from gateway.server.call import ClientCall, Handler
 
 
 class FakeTransport:
@@ -103,3 +103,26 @@ class FakeConnection:
     def error(self) -> dict[str, Any]:
         error: dict[str, Any] = json.loads(self.body)["error"]
         return error
+
+
+def post_at_once(opener: Callable[[ClientCall], Handler] | None, path: str, fields: Any, key: str) -> ClientCall:
+    """A call by POST with the secret `key`, served as far as it goes without the event loop. `opener`: see
+    `InferenceDispatcher.open_request`."""
+    assert opener is not None
+    connection, body = FakeConnection(), json.dumps(fields).encode()
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", b"Bearer %b" % key.encode())]
+    call = ClientCall(
+        connection,  # type: ignore[arg-type]
+        opener,
+        b"POST",
+        path.encode(),
+        b"",
+        headers,
+        keep_alive=True,
+        is_http_1_1=True,
+    )
+    call.take_body(body)
+    call.body_complete = True
+    call.serve_request()
+    assert not connection.written, connection.error
+    return call

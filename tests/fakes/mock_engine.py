@@ -152,7 +152,7 @@ class _Connection(asyncio.Protocol):
                 self.transport.close()
             elif fault in _ERRORS:
                 self.transport.write(_error(fault))
-            elif body.get("stream"):
+            elif body.get("stream") and fault != "no_stream":
                 await self.stream(body, fault)
             else:
                 await self.blocking(request, fault)

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from contract.admin import Capabilities
+from tests.fakes.fake_client import post_at_once
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_tool_model import Call, Move
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
@@ -286,3 +287,48 @@ async def test_tokens_of_all_pieces_count_for_the_key(gateway: GatewayHarness, e
     left = int((await gateway.get("/v1/models", key="secret-a")).headers["x-ratelimit-remaining-tokens"])
     assert used > 9 * len(engine.words)
     assert 0 <= left - (10_000 - used) < 300  # it comes back by the second
+
+
+async def test_a_client_that_leaves_at_once_is_not_counted_any_more(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(route("m", [engine.url], target_inflight=2), keys=(key("a", concurrency=1),))
+    limits, opener = gateway.services.limits, gateway.app.inference.open_request(b"POST", b"/v1/completions")
+    call = post_at_once(opener, "/v1/completions", {"model": "m", "prompt": MANY}, "secret-a")
+    assert limits.count_inflight("a") == 1
+    call.lose_client()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert limits.count_inflight("a") == 0
+    assert (await gateway.post("/v1/completions", {"model": "m", "prompt": MANY}, key="secret-a")).status == 200
+    await nothing_left(gateway)
+
+
+async def test_an_engine_that_names_a_date_to_retry_at_is_an_error_of_the_engine(
+    gateway: GatewayHarness, engine: MockEngine
+) -> None:
+    await gateway.publish(route("m", [engine.url], target_inflight=2))
+    for date in (b"Wed, 21 Oct 2065 07:28:00 GMT", b"soon", b"17", b"9" * 400):
+        body = b'{"error":{"message":"busy","type":"server_error","code":503}}'
+        head = b"HTTP/1.1 503 X\r\ncontent-type: application/json\r\nretry-after: %b\r\ncontent-length: %d\r\n\r\n"
+        engine.answers["/v1/completions"] = head % (date, len(body)) + body
+        reply = await gateway.post("/v1/completions", model="m", prompt=MANY)
+        assert reply.refusal == (503, "engine_error")
+    await nothing_left(gateway)
+
+
+async def test_streams_without_an_event_are_answered_as_such(gateway: GatewayHarness, engine: MockEngine) -> None:
+    engine.words = []
+    await gateway.publish(route("m", [engine.url], target_inflight=2))
+    reply = await gateway.post("/v1/completions", model="m", prompt=["a"] * 3, stream=True)
+    assert (reply.status, reply.text) == (200, "data: [DONE]\n\n")
+    reply = await gateway.post("/completion", model="m", prompt=["a"] * 3, stream=True)
+    assert reply.refusal == (502, "engine_disconnected")
+    await nothing_left(gateway)
+
+
+async def test_a_piece_of_a_stream_that_is_none_is_not_left_out(gateway: GatewayHarness, engine: MockEngine) -> None:
+    await gateway.publish(route("m", [engine.url], target_inflight=2))
+    reply = await gateway.post("/v1/completions", model="m", prompt=["a"] * 3, stream=True, fault="no_stream")
+    assert reply.refusal == (502, "engine_disconnected")
+    await nothing_left(gateway)

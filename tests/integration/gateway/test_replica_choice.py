@@ -80,6 +80,20 @@ async def test_a_request_that_waited_for_the_load_goes_to_the_replica_that_it_na
         assert named == (200, "m-1", {"n": 1})
 
 
+async def test_the_named_replica_alone_is_tried_after_the_load() -> None:
+    async with gateway_harness(engine_state_routes=True) as gateway, engines(2) as made:
+        _let_answer(made)
+        await gateway.publish(_model([], state=ModelState.UNLOADED, autoload=True))
+        waiting = asyncio.create_task(_request(gateway, "POST", "/lora-adapters?replica=0"))
+        await gateway.controller.report_where(lambda report: report.queued == {"m": 1})
+        await made[0].stop()
+        await gateway.publish(_model(made, autoload=True))
+        status, _, answer = await waiting
+        assert (status, answer["error"]["code"]) == (502, "engine_unreachable")
+        assert made[1].client_requests == []
+        await gateway.idle()
+
+
 async def test_the_named_replica_alone_is_tried() -> None:
     async with gateway_harness(engine_state_routes=True) as gateway, engines(2) as made:
         _let_answer(made)

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.server.body_budget import BodyBudget
+from tests.fakes.fake_client import post_at_once
 from tests.fakes.fake_tool_model import Call, Fields, Move
 from tests.support.gateway_rest import nothing_left
 from tests.support.http_client import PendingReply
@@ -86,6 +87,23 @@ async def test_a_client_that_leaves_in_a_round_saves_nothing(clock: Clock) -> No
         await until("the second round runs", lambda: len(loop.model.requests) == 2 and loop.model.running == 1)
         pending.cancel()
         assert 4_900 < (await loop.spent("a")).token_bucket.level < 5_000, "as many as were announced"
+
+
+async def test_a_client_that_leaves_at_once_is_not_counted_any_more() -> None:
+    keys = (key("a", tools=["weather__*"], concurrency=1),)
+    async with looping(SAYS, keys=keys) as loop:
+        limits, opener = (
+            loop.gateway.services.limits,
+            loop.gateway.app.inference.open_request(b"POST", b"/v1/responses"),
+        )
+        fields = {"model": "m", "input": "x", "tools": [WEATHER], "store": False}
+        call = post_at_once(opener, RESPONSES, fields, "secret-a")
+        assert limits.count_inflight("a") == 1
+        call.lose_client()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert limits.count_inflight("a") == 0
+        assert (await loop.create()).output_text == "It rains in Bonn."
 
 
 async def test_a_response_that_is_refused_pays_nothing() -> None:

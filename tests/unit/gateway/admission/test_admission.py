@@ -131,6 +131,20 @@ def test_waits_for_a_load_say_nothing_of_the_queue() -> None:
     assert present(harness.come().place).usual_wait_ms is None
 
 
+def test_waits_that_began_before_an_unload_say_nothing_of_the_queue() -> None:
+    harness = harness_of("a")
+    inside = harness.come()
+    waiting = [harness.come() for _ in range(5)]
+    harness.table(route_of("m", state=ModelState.UNLOADED))
+    harness.leave(inside)
+    harness.now += 60
+    harness.table(route_of("m", ["a"]))
+    for ticket in waiting:
+        harness.leave(ticket)
+    harness.come()
+    assert present(harness.come().place).usual_wait_ms is None
+
+
 def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
     harness = harness_of("ab")
     ticket = harness.come()

@@ -15,7 +15,9 @@ import pytest
 from contract.errors import RoundhouseError
 from contract.routing import ModelRoute, RoutingTable
 from contract.status import ModelState
+from gateway.admission.fair_queue import MOST_OVERTAKEN
 from gateway.exchange.admission_stage import AdmissionStage
+from gateway.exchange.dispatcher import InferenceDispatcher
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.hooks import (
     NEXT_STATES,
@@ -429,6 +431,27 @@ async def test_a_wait_for_a_load_is_a_state(site: Site) -> None:
     assert second.state.name == "LOADING"
 
 
+async def test_a_table_that_ends_one_wait_lets_the_next_be_served(site: Site) -> None:
+    """The request that ends gives its place to one that waits, too, as the table is gone through."""
+    InferenceDispatcher((), site.services, cast("Any", None), lambda: "req-2")  # follows tables from now on
+    site.publish(route("m", URLS[:1], target_inflight=2))
+    site.open(NO_HOOKS)
+    large = site.open(NO_HOOKS, n=2)
+    for _ in range(MOST_OVERTAKEN):
+        site.open(NO_HOOKS)
+        site.engine_call.begin_stream("x")
+        site.engine_call.end_stream()
+    small = site.open(NO_HOOKS, stream=True)
+    states = [client.exchange.state.name for client in (large, small)]
+    assert states == ["QUEUED", "QUEUED"], "a replica is kept for the large one"
+    site.publish(route("m", URLS[:1], target_inflight=2, max_choices=1))
+    assert large.error_code == "invalid_request"
+    assert small.exchange.state.name == "SENT"
+    site.engine_call.begin_stream("x")
+    site.engine_call.end_stream()
+    assert small.connection.status == 200
+
+
 def test_others_get_their_slots_even_if_the_request_is_refused_on_its_way_out() -> None:
     granted: list[str] = []
     services = SimpleNamespace(
@@ -443,6 +466,8 @@ def test_others_get_their_slots_even_if_the_request_is_refused_on_its_way_out() 
         hooks=ExchangeHooks(before_send=(cast("Any", refuse),)),
         engine=object(),
         load_wait=None,
+        api=SimpleNamespace(names_replica=False),
+        client=SimpleNamespace(query=b""),
     )
     stage = AdmissionStage(cast("Any", exchange))
     stage._checked_route = cast("Any", route)

@@ -28,6 +28,7 @@ OPEN = HostCheck(["0.0.0.0"], [], is_open=True)
     ("host", "answer"),
     [
         *((host, "accepted") for host in ("localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]")),
+        *((host, "accepted") for host in ("localhost:", "[::1]:")),
         *((host, "accepted") for host in ("LOCALHOST:1", "llm.example:443")),
         *((host, "forbidden_host") for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example")),
         *((host, "forbidden_host") for host in ("192.168.1.5:8080", "localhost:8080:1", "localhost:x", "[::1", "")),
@@ -70,7 +71,17 @@ def test_pages_of_this_machine_may_send_requests_and_foreign_ones_may_not() -> N
     ("authority", "name"),
     [
         *(("a", "a"), ("a:1", "a"), ("[::1]:1", "::1"), ("[::1]", "::1"), ("[::1", ""), ("[::1]]", "")),
-        *(("[::1]1", ""), ("a:", ""), ("::1", ""), ("a:1x", ""), ("a:²", ""), ("a:1²", "")),
+        *(
+            ("[::1]1", ""),
+            ("a:", "a"),
+            ("[::1]:", "::1"),
+            (":", ""),
+            ("a:x", ""),
+            ("::1", ""),
+            ("a:1x", ""),
+            ("a:²", ""),
+            ("a:1²", ""),
+        ),
     ],
 )
 def test_the_hostname_of_an_authority(authority: str, name: str) -> None:

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from contract.errors import RoundhouseError
 from gateway.protocols.common.large_body import LargeBody
+from gateway.server import websocket
 from gateway.server.asgi import Message, Receive, limit_body
 from gateway.server.body_budget import BodyBudget, BodyReservation, BodyRoom
 from gateway.server.call import ClientCall, Handler
@@ -410,6 +411,90 @@ async def test_a_refusal_that_was_sent_lingers(monkeypatch: pytest.MonkeyPatch, 
     assert wire.did == did
     connection.connection_lost(None)
 
+
+class Quiet(Taker):
+    """Answers nothing, and hears of the client's end."""
+
+    def client_gone(self) -> None:
+        """Nothing was begun."""
+
+    client_full = client_ready = client_gone
+
+
+class Unanswering(Refusing):
+    """Serves /direct, and never answers."""
+
+    def _answer(self, call: ClientCall) -> Handler:
+        return Quiet()
+
+
+PART = 60_000
+LARGE = 310_000
+POST = b"POST /direct HTTP/1.1\r\nhost: a\r\n"
+PIPELINED = {
+    "whole": (b"content-length: %d\r\n\r\n" % LARGE, b"x" * PART, b"x" * (LARGE - PART)),
+    "unfinished": (b"content-length: 1000000\r\n\r\n", b"x" * PART, b"x" * (LARGE - PART)),
+    "malformed": (
+        b"transfer-encoding: chunked\r\n\r\n",
+        b"%x\r\n%b\r\n" % (PART, b"x" * PART),
+        b"%x\r\n%b\r\nno chunk" % (LARGE - PART, b"x" * (LARGE - PART)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINED)
+async def test_the_room_of_a_large_body_that_waits_for_its_turn_is_given_back(kind: str) -> None:
+    limits = ClientLimits(max_header_bytes=1024, client_timeout_s=60.0, keep_alive_s=60.0, max_body_bytes=2**20)
+    config = Config(App(), interface="asgi3", lifespan="off", ws="none", log_config=None)
+    direct = Unanswering()
+    direct.body_budget = budget = BodyBudget(2**23)
+    connection = ClientConnection(config, ServerState(), {}, direct=direct, limits=limits)
+    connection.connection_made(Wire())
+    connection.data_received(POST + b"content-length: 0\r\n\r\n")
+    head, first, second = PIPELINED[kind]
+    connection.data_received(POST + head + first)
+    assert (len(connection.pipeline), budget.used_bytes) == (1, 0)
+    connection.data_received(second)
+    assert (budget.used_bytes > 0) is (kind != "malformed"), "what is broken is dropped at once"
+    connection.connection_lost(None)
+    assert budget.used_bytes == 0
+
+
+class Session:
+    """Takes no message."""
+
+    def take_message(self, message: bytes) -> None:
+        raise AssertionError
+
+    def client_gone(self) -> None:
+        """Its connection is closed."""
+
+    client_full = client_ready = begin_stop = client_gone
+
+    def check_age(self, age_s: float) -> None:
+        """It is never too old."""
+
+
+async def test_a_client_that_goes_on_sending_does_not_put_off_the_end_of_its_websocket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket, "CLOSE_S", 0.2)
+    wire, ended = Wire(), asyncio.Event()
+    monkeypatch.setattr(wire, "abort", ended.set)
+    monkeypatch.setattr(wire, "set_protocol", lambda _: None)
+    connection = websocket.WebSocketConnection(
+        wire, ServerState(), local_address=None, max_message_bytes=1024, client_timeout_s=60.0
+    )
+    connection.serve_session(Session(), b"")
+    connection.close(1000)
+    for _ in range(10):
+        await asyncio.sleep(0.1)
+        connection.data_received(MASKED_PING)
+    assert ended.is_set()
+    connection.connection_lost(None)
+
+
+MASKED_PING = b"\x89\x80\0\0\0\0"
 
 READ_AS = {
     "/chat/completions": "/v1/chat/completions",
