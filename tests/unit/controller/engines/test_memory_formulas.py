@@ -115,10 +115,20 @@ def test_a_whole_model_on_a_gpu_leaves_the_embeddings_on_the_host() -> None:
 
 QWEN3_NEXT = {
     # https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct/blob/main/config.json, as llama.cpp converts it
-    **{"context_length": 262144, "embedding_length": 2048, "attention.head_count": 16, "attention.head_count_kv": 2},
-    **{"attention.key_length": 256, "attention.value_length": 256, "full_attention_interval": 4},
-    **{"ssm.conv_kernel": 4, "ssm.inner_size": 4096, "ssm.state_size": 128, "ssm.time_step_rank": 32},
-    **{"ssm.group_count": 16, "expert_used_count": 10, "expert_feed_forward_length": 512},
+    "context_length": 262144,
+    "embedding_length": 2048,
+    "attention.head_count": 16,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 256,
+    "attention.value_length": 256,
+    "full_attention_interval": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 4096,
+    "ssm.state_size": 128,
+    "ssm.time_step_rank": 32,
+    "ssm.group_count": 16,
+    "expert_used_count": 10,
+    "expert_feed_forward_length": 512,
 }
 
 
