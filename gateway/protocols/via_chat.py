@@ -497,9 +497,9 @@ class TranslatedStream(EventReader):
 
     def finish_stream(self) -> bytes:
         """Return the events that are left. Some servers send no `[DONE]`: an answer with a finish reason is whole."""
-        held_events = self._take_held()
+        events = self._write_events(self._take_held())  # the last event may lack its blank line
         self.is_done = self.is_done or self._has_ended
-        return self._write_events(held_events)
+        return events + self._write_events(b"")
 
     @property
     def is_complete(self) -> bool:

@@ -52,6 +52,8 @@ def build_filter_condition(node: Filter | None) -> SqlCondition:
     the condition always holds."""
     if node is None:
         return ANY
+    if isinstance(node, Combination) and not node.filters:
+        return ANY
     if isinstance(node, Combination):
         return combine_conditions(node.operator.upper(), [build_filter_condition(each) for each in node.filters])
     if node.operator in ("ne", "nin"):

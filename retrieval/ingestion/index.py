@@ -8,7 +8,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -298,7 +298,7 @@ class Index:
                     old = await self._catalog.write(lambda db: activate_collection(db, building.number))
                 except LookupError:
                     continue  # a version was published meanwhile
-                self.active, self.building = building, None
+                self.active, self.building = replace(building, state="active"), None
                 self._must_rebuild = self._has_other_dimension = False
             await self._count_missing()
             log.info("collection %s serves", building.name)

@@ -14,6 +14,7 @@ from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.server import ServerStore
 from tests.fakes.fake_qdrant_server import FakeQdrantServer
 from tests.fakes.fake_retrieval_parts import FakeModels, MemoryVectorStore
+from tests.support.outcomes import present
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.wait import until
 
@@ -121,6 +122,8 @@ async def test_a_reindex_beside_a_build_that_goes_on_leaves_one_collection_that_
         assert models.gate is not None
         models.gate.set()
         await until("both have ended", lambda: len(store.collections) == 1 and not harness.retrieval.index.building)
+        # Where the store loses it, it is made anew as what it is.
+        assert present(harness.retrieval.index.active).state == "active"
         assert len(await harness.texts("fox", mode="hybrid")) == 3
 
 

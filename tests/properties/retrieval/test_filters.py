@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sqlite3
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from retrieval.catalog.conditions import ANY, build_filter_condition
-from retrieval.filters import Combination, Comparison, Filter, matches_filter
+from retrieval.filters import Combination, Comparison, Filter, matches_filter, parse_filter
 from retrieval.vector_store.base import AttributeValue, Point, SearchScope
 from retrieval.vector_store.edge.shard_process import Shard
 from retrieval.vector_store.payload import make_attribute_filter, make_payload, make_search_filter, make_tenant_filter
@@ -133,3 +135,11 @@ def test_the_larger_number_of_a_key_has_no_smaller_rank(key: str, left: float, r
 @given(st.floats(1e-3, 1e12))
 def test_numbers_that_differ_by_a_millionth_differ_in_rank(number: float) -> None:
     assert rank_of("a", number) < rank_of("a", number * 1.000001)
+
+
+@pytest.mark.parametrize("value", [{}, {"type": "and", "filters": [{}]}, {"type": "or", "filters": [{}, {"a": 1}]}])
+def test_a_part_that_holds_always_is_a_condition(value: dict[str, Any]) -> None:
+    condition = build_filter_condition(parse_filter(value))
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        versions = "(SELECT '{}' AS metadata) v"
+        assert db.execute(f"SELECT 1 FROM {versions} WHERE {condition.sql}", condition.values).fetchall() == [(1,)]

@@ -117,6 +117,15 @@ def test_an_answer_with_a_finish_reason_is_whole_without_done(ending: list[bytes
     assert present(collector.build_result())[0] == 200
 
 
+@pytest.mark.parametrize("dialect", [MESSAGES_VIA_CHAT, RESPONSES_VIA_CHAT], ids=["messages", "responses"])
+def test_a_last_event_without_its_blank_line_ends_an_answer_too(dialect: Any) -> None:
+    request = request_of(stream=True, messages=[{"role": "user", "content": "Hi"}], input="Hi", max_tokens=9)
+    request.state = context()
+    events = dialect.open_stream(request)
+    passed(events, PARTS[CHAT], FINISHED.removesuffix(b"\n"))
+    assert events.is_complete
+
+
 def test_a_choice_without_a_finish_reason_is_not_whole() -> None:
     collector = present(CHAT.open_collector(request_of(n=2)))
     collector.feed_data(data(choices=[{"index": 1, "delta": {"content": "a"}}]) + FINISHED)
