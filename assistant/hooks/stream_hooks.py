@@ -29,6 +29,7 @@ class StreamRun:
         "_exchange",
         "_id",
         "_is_fed",
+        "_is_unkept",
         "_response_id",
         "_responses",
         "_run",
@@ -57,6 +58,8 @@ class StreamRun:
         """None: the stream is not opened yet, or the request has none."""
         self._is_fed = False
         """A `ClientFeed` was made for the client's call, or the client had left by then."""
+        self._is_unkept = False
+        """There was no room for the stream, so that nothing of it is kept."""
         self._early_events = b""
         """Bytes that the client was sent before the stream was opened."""
 
@@ -86,6 +89,7 @@ class StreamRun:
         except RoundhouseError:
             if self._id is not None:
                 raise
+            self._is_unkept, self._early_events = True, b""
             return False  # a response in the background is stored in any case
         stream.producer = self
         exchange.outlive_client()
@@ -104,7 +108,8 @@ class StreamRun:
         if not exchange.answer.is_stream:
             return  # an answer that is no stream flows through
         if stream is None:
-            self._early_events += events
+            if not self._is_unkept:
+                self._early_events += events
             return
         stream.append(events)
         if not self._is_fed:

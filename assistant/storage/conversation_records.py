@@ -15,7 +15,7 @@ import json
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from contract.errors import RoundhouseError
@@ -357,6 +357,9 @@ class ConversationTurn:
     items: tuple[NewItem, ...]
     start: BranchStart | None = None
     """The item that they follow, by the request; None: they continue the active branch."""
+    written: list[str] = field(default_factory=list, compare=False)
+    """Ids that the items have in the conversation, once they are written: an id that was taken is another one there.
+    Used by the store's thread alone."""
 
     @property
     def size(self) -> int:

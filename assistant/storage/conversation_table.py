@@ -370,6 +370,7 @@ class ConversationTable:
             self._db.execute("UPDATE conversations SET model = ? WHERE number = ?", (turn.model, row.number))
             parent = row.active_item if turn.start is None else turn.start.parent_id
             self._insert_items(row.number, items, parents_of(items, parent), moves_end=parent == row.active_item)
+            turn.written[:] = [each.id for each in items]
 
     def list_items(
         self, tenant: str, conversation_id: str, query: ListQuery, form: ItemListForm = ACTIVE_BRANCH

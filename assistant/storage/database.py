@@ -476,9 +476,10 @@ class StateDatabase:
             if isinstance(turn, StoredCompletion):
                 self.completions.delete(turn.tenant, turn.id)
             elif turn is not None:
-                for item in reversed(turn.items):
+                for item in reversed(turn.written):
                     with contextlib.suppress(RoundhouseError):  # the item or its conversation is not there
-                        self.conversations.delete_item(turn.tenant, turn.conversation_id, item.id)
+                        self.conversations.delete_item(turn.tenant, turn.conversation_id, item)
+                turn.written.clear()
 
     # What time asks for
 

@@ -219,8 +219,11 @@ class StateStore:
     # In the thread
 
     def _run_thread(self) -> None:
-        while time.monotonic() < self._locked_until and not _open_first(self._path, self._file, may_be_locked=True):
-            pass  # each try waits itself
+        try:
+            while time.monotonic() < self._locked_until and not _open_first(self._path, self._file, may_be_locked=True):
+                pass  # each try waits itself
+        except StoreError as error:  # each job tries again, and is told if it fails
+            logger.error("the database of stored responses cannot be opened: %s", error)  # noqa: TRY400
         self._locked_until = 0.0
         sweep_at = time.monotonic()
         while True:
@@ -275,6 +278,9 @@ class StateStore:
         except Exception as error:  # noqa: BLE001 - told
             self.failures += 1
             _log_lost(each, error)
+            turn = each.turn if isinstance(each, StoredResponse) else each
+            if isinstance(turn, ConversationTurn):
+                turn.written.clear()
             return store_error(str(error))
         return None
 

@@ -305,6 +305,20 @@ async def test_it_tidies_up_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
         assert store.totals.bytes < 250 * 2000
 
 
+async def test_a_store_that_waited_for_a_file_which_it_cannot_open_says_so_to_each_job(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        waiting = StateStore(tmp_path, max_bytes=MIB, retention_s=HOUR, clock=Clock(), lock_wait_s=60)
+        asked = waiting.submit_job(methodcaller("find_response", "t", rid("a")))
+        await save_and_find(store)
+        # As a newer version leaves it, before anybody else can open it.
+        await store.submit_job(lambda database: database._db.execute("PRAGMA user_version = 1000").close())
+    async with asyncio.timeout(20):
+        with pytest.raises(RoundhouseError) as raised:
+            await asked
+    assert raised.value.entry.code == "response_store_failed"
+    await waiting.close()
+
+
 async def test_another_process_can_read_the_file_and_another_gateway_does_not_use_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.submit_job(methodcaller("save_objects", stored("a")))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from assistant.hooks.stream_hooks import StreamRun
 from assistant.streams.registry import StreamRegistry
 from assistant.streams.resumable_streams import ClientFeed
 from assistant.streams.stream import ByteRing, ResumableStream, StreamState, add_ids, find_offset
+from contract.errors import RoundhouseError
 from gateway.protocols.common.stream_ids import LONGEST_ID, find_stream_id, list_prefixes, name_model
 from gateway.server.call import Handler
 from tests.support.outcomes import refusal
@@ -257,3 +261,21 @@ def test_a_client_that_keeps_up_is_sent_the_events_themselves_and_one_that_lags_
     call.feed.client_ready()
     stream.append(EVENT % 4)
     assert call.parts == [EVENT % number for number in range(5)]
+
+
+def test_of_a_background_response_for_whose_stream_there_is_no_room_nothing_is_kept() -> None:
+    def refuse(*_: Any, **__: Any) -> ResumableStream:
+        raise RoundhouseError("streams_full", "There is no room.")
+
+    account, api = SimpleNamespace(model="m"), SimpleNamespace(path="/v1/responses")
+    answer = SimpleNamespace(request_id="r", is_stream=True)
+    exchange: Any = SimpleNamespace(account=account, api=api, answer=answer, caller=None)
+    streams: Any = SimpleNamespace(open_stream=refuse)
+    responses: Any = None
+    run = StreamRun(exchange, streams, responses, None, "resp_1")
+    hooks = run.hooks()
+    hooks.on_event[0](EVENT % 0)  # before it is admitted: the client's own
+    hooks.before_admission[0](exchange)
+    for _ in range(3):
+        hooks.on_event[0](EVENT % 1)
+    assert run._early_events == b""

@@ -82,6 +82,18 @@ def turn(*names: str, conversation: str = "conv_a", tenant: str = "t", size: int
     return ConversationTurn(rid(names[-1]), conversation, tenant, "m", items(*names, size=size))
 
 
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_turn_that_is_taken_back_takes_only_what_it_wrote(database: StateDatabase, is_written: bool) -> None:
+    """As of a request that repeats an item of its conversation, whose write took too long or was never made."""
+    begin(database, "a")
+    given = turn("a", "b")
+    if is_written:
+        database.save_objects(given)
+        assert active(database)[1:] == [given.written[0], "b"]
+    database.remove_object(given)
+    assert active(database) == ["a"]
+
+
 def test_items_follow_each_other_or_begin_a_branch(database: StateDatabase) -> None:
     begin(database, "a", "b")
     assert add(database, "c", "d") == ["b", "c"]
