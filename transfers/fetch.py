@@ -285,17 +285,16 @@ class SegmentFetch:
             StoppedError: `stopped` was set, or the client interrupted.
             OSError: the partial file cannot be written.
         """
-        failures, furthest = 0, self._start
+        failures = 0
         while self._position < self._end:
             self._context.check_stop()
+            before = self._position
             try:
                 self._receive()
             except IgnoredRangeError:
                 raise
             except AskAgainError as error:
-                # What came before already, of a source that begins anew each time, is no progress.
-                failures = 1 if self._position - furthest >= ENOUGH_BYTES else failures + 1
-                furthest = max(furthest, self._position)
+                failures = 1 if self._position - before >= ENOUGH_BYTES else failures + 1
                 self._pause(error, failures)
                 if self._restarts:
                     self._position = self._start
@@ -408,7 +407,7 @@ def copy_file(file: SourceFile, partial: Path, progress: DownloadProgress, stopp
         progress.set_done(file, 0)
         copied = 0
         try:
-            while count := _copy_part(source.fileno(), copy.fileno()):
+            while count := os.copy_file_range(source.fileno(), copy.fileno(), _COPIED_BYTES):
                 check_stop()
                 copied += count
                 progress.set_done(file, copied)
@@ -423,24 +422,6 @@ def copy_file(file: SourceFile, partial: Path, progress: DownloadProgress, stopp
         progress.set_verifying(file)
         os.fsync(copy.fileno())
         return hash_file(copy.fileno(), copied, check_stop)
-
-
-_NO_COPY_IN_KERNEL: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-"""Between two file systems most kernels copy nothing by themselves."""
-
-
-def _copy_part(source: int, copy: int) -> int:
-    """Copy bytes from where one file stands to where the other one does, and return how many; 0: the source's end."""
-    try:
-        return os.copy_file_range(source, copy, _COPIED_BYTES)
-    except OSError as error:
-        if error.errno not in _NO_COPY_IN_KERNEL:
-            raise
-    part = memoryview(os.read(source, _COPIED_BYTES))
-    written = 0
-    while written < len(part):
-        written += os.write(copy, part[written:])
-    return written
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,10 +234,10 @@ class FileSource:
 
     async def refresh_files(self, now: float) -> None:
         """Read the files, as `read_files` does, if `resync_s` has passed since the last reading or `wake_at` is reached
-        at `now` (Unix time), or the clock was set back; otherwise do nothing. The first call reads."""
+        at `now` (Unix time); otherwise do nothing. The first call reads."""
         resync_at = self.read_at + self._options.resync_s
         confirm_at = self.wake_at
-        if not self.read_at <= now < (resync_at if confirm_at is None else min(resync_at, confirm_at)):
+        if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
             await self.read_files()
 
     async def read_files(self) -> None:

@@ -451,8 +451,7 @@ class SourceDownloads:
             raise SourceDownloadError("its download was cancelled")
         if ended.state == "failed":
             raise SourceDownloadError("its download failed" if ended.error is None else ended.error.message)
-        if not await self._look_for_source(source):
-            raise SourceDownloadError("it is downloaded, but its files are not seen in the models folder")
+        await self._look_for_source(source)
 
     async def cancel_source(self, source: str) -> None:
         """End the download of a source that `download_source` waits for; do nothing if there is none. Raises

@@ -213,16 +213,6 @@ async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(p
     assert set(wanted(files)) == {"m"}
 
 
-async def test_a_clock_that_is_set_back_delays_neither_a_reading_nor_a_removal(place: Place) -> None:
-    files = await place.start(f"{MODELS}  n: {{backend: stub}}\n")
-    await place.edit(files, MODELS)
-    place.now -= 3600
-    for _ in range(3):
-        await files.refresh_files(place.now)
-        place.now += 2
-    assert set(wanted(files)) == {"m"}
-
-
 def full(_memory: StoredState) -> None:
     raise OSError(28, "No space left on device")
 

@@ -288,17 +288,9 @@ async def test_a_source_is_downloaded_until_its_files_are_placed(following: Benc
     await until("half of it is loaded", lambda: following.sources.fractions == {REFERENCE: size // 2 / size})
     assert not waits.done()
     assert following.woken > 0
-    following.placed.add(REFERENCE)
     following.transfers.set_state(download, "finished")
     await asyncio.wait_for(waits, 10)
     assert (following.looked, following.sources.fractions) == (2, {})
-
-
-async def test_a_download_whose_files_the_controller_does_not_see_has_failed(following: Bench) -> None:
-    waits, download = await following.download_source()
-    following.transfers.set_state(download, "finished")
-    with pytest.raises(SourceDownloadError, match="not seen in the models folder"):
-        await asyncio.wait_for(waits, 10)
 
 
 async def test_a_source_that_somebody_else_has_downloaded_is_not_ordered_again(following: Bench) -> None:
