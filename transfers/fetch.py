@@ -285,16 +285,17 @@ class SegmentFetch:
             StoppedError: `stopped` was set, or the client interrupted.
             OSError: the partial file cannot be written.
         """
-        failures = 0
+        failures, furthest = 0, self._start
         while self._position < self._end:
             self._context.check_stop()
-            before = self._position
             try:
                 self._receive()
             except IgnoredRangeError:
                 raise
             except AskAgainError as error:
-                failures = 1 if self._position - before >= ENOUGH_BYTES else failures + 1
+                # Bytes that an earlier try brought too are no progress.
+                failures = 1 if self._position - furthest >= ENOUGH_BYTES else failures + 1
+                furthest = max(furthest, self._position)
                 self._pause(error, failures)
                 if self._restarts:
                     self._position = self._start
@@ -387,6 +388,17 @@ def hash_file(descriptor: int, size: int, check_stop: Callable[[], None]) -> Fil
 _COPIED_BYTES: Final = 8 * 1024 * 1024
 
 
+def _copy_some(source: int, copy: int, position: int) -> int:
+    """Copy bytes from `position` on to the same place, and return their number; 0: the source ends there."""
+    try:
+        return os.copy_file_range(source, copy, _COPIED_BYTES, position, position)
+    except OSError as error:
+        # Some file systems cannot do it, and few can from another one.
+        if error.errno not in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+    return os.pwrite(copy, os.pread(source, _COPIED_BYTES, position), position)
+
+
 def copy_file(file: SourceFile, partial: Path, progress: DownloadProgress, stopped: threading.Event) -> FileHash:
     """Copy a local file into the partial file, over what that has, and return the hash of the copy, which is on disk
     then. `partial` may not exist yet. Blocks.
@@ -407,7 +419,7 @@ def copy_file(file: SourceFile, partial: Path, progress: DownloadProgress, stopp
         progress.set_done(file, 0)
         copied = 0
         try:
-            while count := os.copy_file_range(source.fileno(), copy.fileno(), _COPIED_BYTES):
+            while count := _copy_some(source.fileno(), copy.fileno(), copied):
                 check_stop()
                 copied += count
                 progress.set_done(file, copied)

@@ -108,7 +108,7 @@ def parse_retry_after(value: str | None, now: float) -> float | None:
         return float(text)
     try:
         moment: datetime = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second for a zone of many digits
         return None
     # A date without a zone is in UTC (RFC 9110, 5.6.7).
     at = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -237,7 +237,8 @@ class FileSource:
         at `now` (Unix time); otherwise do nothing. The first call reads."""
         resync_at = self.read_at + self._options.resync_s
         confirm_at = self.wake_at
-        if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
+        # A reading of a later time is one before the clock was set back.
+        if not self.read_at <= now < (resync_at if confirm_at is None else min(resync_at, confirm_at)):
             await self.read_files()
 
     async def read_files(self) -> None:

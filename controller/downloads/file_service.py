@@ -8,7 +8,7 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -431,7 +431,8 @@ class ModelFileService:
         declared = [each for each in current_round.desired.models.values() if not each.is_discovered]
         users = await asyncio.to_thread(find_users, declared, self._roots)
         root = await asyncio.to_thread(self._roots.first.resolve)
-        self._check_unused(current_round, plan.paths, await asyncio.to_thread(users_of, root, plan.paths, users))
+        mains = {record.main for record in records for each in record.placed if each.path in plan.paths} - {None}
+        self._check_unused(current_round, plan.paths, mains, await asyncio.to_thread(users_of, root, plan.paths, users))
         try:
             removal = _join_removals([await self._transfers.remove_files(order) for order in plan.orders])
         except RoundhouseError as error:
@@ -441,14 +442,19 @@ class ModelFileService:
         self._log.note_removal(name, removal, actor)
         return removal
 
-    def _check_unused(self, current_round: Round, paths: Sequence[str], users: Sequence[str]) -> None:
+    def _check_unused(
+        self, current_round: Round, paths: Sequence[str], mains: Set[str | None], users: Sequence[str]
+    ) -> None:
         if users:
             raise RoundhouseError("models_file_in_use", f"{paths[0]} is of {_list_names(users)}, and stays.")
+        # Some engines get the folder of a model. The last two parents are `.` and one too short to be told apart.
+        folders = {str(parent) for path in paths for parent in [*PurePosixPath(path).parents][:-2]}
+        used = {*paths, *mains, *folders}
         running = {
             replica.id.model
             for replica in current_round.observed.replicas
             if replica.phase is Phase.RUNNING
-            and any(argument == path or argument.endswith(f"/{path}") for argument in replica.argv for path in paths)
+            and any(argument == path or argument.endswith(f"/{path}") for argument in replica.argv for path in used)
         }
         if running:
             raise RoundhouseError(

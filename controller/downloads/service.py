@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -245,7 +246,7 @@ class DownloadService:
         download, is_new = await self._transfers.order_download(_plain(order, _parse(order.reference)))
         if is_new:
             self._log.note_order(download, actor)
-        self._take(download)
+        self._take(download, is_ordered=True)
         fields = dict(download) | {"inspection": inspected.inspection, "forecast": inspected.forecast}
         return OrderedDownload(**fields), is_new
 
@@ -258,7 +259,7 @@ class DownloadService:
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:
             self._log.note_order(download, actor)
-        self._take(download)
+        self._take(download, is_ordered=True)
         return download
 
     async def list_downloads(self) -> list[Download]:
@@ -323,9 +324,11 @@ class DownloadService:
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
-    def _take(self, download: Download) -> None:
+    def _take(self, download: Download, *, is_ordered: bool = False) -> None:
+        """Note what is told of a download. `is_ordered`: as the answer to an order, whose run is the present one also
+        where the clock of `transfers` was set back."""
         seen = self._seen.get(download.id)
-        if seen is not None and (seen.download == download or _is_older(download, seen.download)):
+        if seen is not None and (seen.download == download or _is_older(download, seen.download, is_ordered)):
             return
         self._log.note_download(download)
         self._version += 1
@@ -363,10 +366,10 @@ class _Explained:
             self._check_allowed()
 
 
-def _is_older(download: Download, seen: Download) -> bool:
+def _is_older(download: Download, seen: Download, is_ordered: bool) -> bool:
     """Return whether a download was told before what is known of it: an answer may be overtaken by an event."""
     if download.created_at != seen.created_at:
-        return download.created_at < seen.created_at
+        return not is_ordered and download.created_at < seen.created_at
     return seen.state in FINAL_STATES and download.state not in FINAL_STATES
 
 
@@ -423,6 +426,8 @@ class SourceDownloads:
         self._look_for_source = look_for_source
         self._wake = wake
         self._ids: dict[str, str] = {}
+        self._waiting: Counter[str] = Counter()
+        """Calls of `download_source` that wait, by source."""
 
     @property
     def fractions(self) -> Mapping[str, float]:
@@ -442,16 +447,22 @@ class SourceDownloads:
         try:
             ordered = await self._downloads.order_plain(source, actor=ACTOR)
             self._ids[source] = ordered.id
-            ended = await self._wait_until_final(ordered)
+            self._waiting[source] += 1
+            try:
+                ended = await self._wait_until_final(ordered)
+            finally:
+                # Another call may wait for the source still: it was removed and declared again.
+                self._waiting[source] -= 1
+                if not self._waiting[source]:
+                    del self._ids[source], self._waiting[source]
         except RoundhouseError as error:
             raise SourceDownloadError(str(error)) from None
-        finally:
-            self._ids.pop(source, None)
         if ended.state == "cancelled":
             raise SourceDownloadError("its download was cancelled")
         if ended.state == "failed":
             raise SourceDownloadError("its download failed" if ended.error is None else ended.error.message)
-        await self._look_for_source(source)
+        if not await self._look_for_source(source):
+            raise SourceDownloadError("it is downloaded, but its files are not seen in the models folder")
 
     async def cancel_source(self, source: str) -> None:
         """End the download of a source that `download_source` waits for; do nothing if there is none. Raises

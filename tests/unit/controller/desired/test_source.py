@@ -213,6 +213,21 @@ async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(p
     assert set(wanted(files)) == {"m"}
 
 
+async def test_after_the_clock_was_set_back_the_files_are_read_and_a_removal_is_confirmed(place: Place) -> None:
+    place.now = 10_000.0
+    files = await place.start(f"{MODELS}  n: {{backend: stub}}\n")
+    place.now -= 3600
+    place.write(MODELS)
+    await files.refresh_files(place.now)
+    assert files.wake_at() == place.now + 2, "they were read"
+    place.now -= 3600
+    for seconds in (0, 2):
+        assert set(wanted(files)) == {"m", "n"}
+        place.now += seconds
+        await files.refresh_files(place.now)
+    assert set(wanted(files)) == {"m"}
+
+
 def full(_memory: StoredState) -> None:
     raise OSError(28, "No space left on device")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from contract.model_files import ModelFile
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads.file_service import list_models
 from controller.downloads.transfers_client import TransfersClient, transfers_address
+from controller.state import ObservedReplica, Phase, ReplicaId
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.controller_app import Running, running
 from tests.support.gguf_files import write_llama
@@ -148,6 +149,28 @@ async def test_what_a_model_names_stays(site: Site) -> None:
     assert (await site.refuse(MAIN)).entry.code == "models_file_in_use", "the same file through a link"
     site.running.controller.declaration_service.drop_declaration("models", "tiny", actor="ada")
     assert await site.removal(REFERENCE) == ([PROJECTOR, MAIN], [])
+
+
+@pytest.mark.parametrize(
+    ("argument", "is_used"),
+    [("/models/o/r/config.json", True), ("/models/o/r", True), ("--model=/models/o/r", True), ("/models/o", False)],
+)
+async def test_what_an_engine_still_has_stays(
+    site: Site, argument: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the engine got a file, or the folder with it."""
+    replica = ObservedReplica(ReplicaId("gone", 0, "hash"), "gone-0", Phase.RUNNING, 1.0, argv=(argument,))
+    site.transfers.sources["hf:o/r"] = FakeSource({"o/r/config.json": b"{}"}, "o/r", "hf:o/r@abc123")
+    await site.order("hf:o/r")
+    files = site.running.controller.model_files
+    found = files._read_round()
+    current_round = replace(found, observed=replace(found.observed, replicas=(replica,)))
+    monkeypatch.setattr(files, "_read_round", lambda: current_round)
+    if is_used:
+        assert (await site.refuse("hf:o/r")).entry.code == "models_file_in_use"
+        assert (await site.refuse("o/r/config.json")).entry.code == "models_file_in_use"
+    else:
+        assert await site.removal("hf:o/r") == (["o/r/config.json"], [])
 
 
 async def test_a_download_that_is_served_because_it_is_there_is_removed_and_so_is_its_model(site: Site) -> None:

@@ -226,6 +226,18 @@ async def test_a_reply_that_an_event_overtook_does_not_undo_an_end(bench: Bench)
     assert bench.service.known_downloads[download.id].state == "finished"
 
 
+async def test_a_new_run_is_seen_also_where_the_clock_was_set_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download = await bench.order()
+    bench.transfers.set_state(download.id, "failed", error=RoundhouseError("models_disk_full", "The disk is full."))
+    await bench.service.list_downloads()
+    monkeypatch.setattr("tests.fakes.fake_transfers.time.time", lambda: 100.0)
+    again = await bench.order()
+    assert (again.id, again.created_at) == (download.id, 100.0)
+    assert bench.service.known_downloads[download.id].state == "queued"
+
+
 async def test_where_downloads_are_off_nothing_is_requested(bench: Bench) -> None:
     bench.permission = OFF
     for request in (
@@ -288,6 +300,7 @@ async def test_a_source_is_downloaded_until_its_files_are_placed(following: Benc
     await until("half of it is loaded", lambda: following.sources.fractions == {REFERENCE: size // 2 / size})
     assert not waits.done()
     assert following.woken > 0
+    following.placed.add(REFERENCE)
     following.transfers.set_state(download, "finished")
     await asyncio.wait_for(waits, 10)
     assert (following.looked, following.sources.fractions) == (2, {})
@@ -297,6 +310,27 @@ async def test_a_source_that_somebody_else_has_downloaded_is_not_ordered_again(f
     following.placed.add(REFERENCE)
     await following.sources.download_source(REFERENCE)
     assert following.transfers.requests == []
+
+
+async def test_a_download_whose_files_are_not_seen_is_no_success(following: Bench) -> None:
+    waits, download = await following.download_source()
+    following.transfers.set_state(download, "finished")
+    with pytest.raises(SourceDownloadError, match="its files are not seen in the models folder"):
+        await asyncio.wait_for(waits, 10)
+    assert following.sent("POST", "/downloads") == 1
+
+
+async def test_a_source_that_two_wait_for_can_be_cancelled_after_one_is_gone(following: Bench) -> None:
+    first, download = await following.download_source()
+    second = asyncio.create_task(following.sources.download_source(REFERENCE))
+    await until("it is ordered twice", lambda: following.sent("POST", "/downloads") == 2)
+    await until("the second waits", lambda: following.woken >= 2)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await following.sources.cancel_source(REFERENCE)
+    assert following.transfers.downloads[download].state == "cancelled"
+    with pytest.raises(SourceDownloadError, match="cancelled"):
+        await asyncio.wait_for(second, 10)
 
 
 async def test_a_failure_of_a_source_is_in_the_words_of_transfers(following: Bench) -> None:

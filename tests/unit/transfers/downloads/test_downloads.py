@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -146,6 +147,45 @@ def test_a_download_that_fails_says_why_and_can_be_ordered_again(transfers: Tran
     server.files["/m.gguf"] = CONTENT
     done = fetch(transfers, reference)
     assert (done.state, done.error) == ("finished", None)
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_a_local_file_of_another_file_system_is_copied(
+    chunks: int, tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, models = tmp_path / "m.gguf", tmp_path / "models"
+    models.mkdir()
+    here.write_bytes(CONTENT)
+    copied: list[int] = []
+
+    def copy_some(source: int, copy: int, _count: int, *offsets: int) -> int:
+        if len(copied) == chunks:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        copied.append(copy_file_range(source, copy, 1000, *offsets))
+        return copied[-1]
+
+    copy_file_range = os.copy_file_range
+    monkeypatch.setattr(os, "copy_file_range", copy_some)
+    with make_transfers(models, server, transfers_local_folders=str(tmp_path)) as transfers:
+        done = fetch(transfers, read_reference(f"file:{here}"))
+    assert (done.state, done.error) == ("finished", None)
+    assert (models / str(done.main)).read_bytes() == CONTENT
+    assert done.files[0].sha256 == sha256(CONTENT)
+
+
+def test_a_source_without_ranges_that_always_breaks_off_is_given_up(transfers: Transfers, server: FileServer) -> None:
+    reference = add_file(server, "/m.gguf", CONTENT * 40)
+    body = server.files["/m.gguf"]
+    sent: list[str] = []
+
+    def cut(headers: dict[str, str]) -> Answer:
+        sent.append(headers.get("range", ""))
+        return 200, {"content-length": str(len(body)), "connection": "close"}, body[:300_000]
+
+    server.answers["/m.gguf"] = cut
+    failed = fetch(transfers, reference)
+    assert (failed.state, error_code(failed)) == ("failed", "source_unavailable")
+    assert len(sent) < 12
 
 
 def test_a_finished_download_may_fail_later(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:

@@ -40,6 +40,7 @@ def test_the_delay_doubles_and_is_as_long_as_asked(failures: int, asked_s: float
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
         ("Fri, 31 Dec 99999 23:59:59 GMT", None),
         ("Mon, 01 Jan 0001 00:00:00 +2359", 0.0),
+        (f"Mon, 01 Jan 2024 00:00:00 +{'9' * 20}", None),
     ],
 )
 def test_a_wish_to_wait_is_read_as_rfc_9110_has_it(value: str | None, seconds: float | None) -> None:
