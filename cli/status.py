@@ -142,19 +142,22 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
     """Return the first status that waiting would not change, or the last one in time. Waits for a controller that is
     still starting.
 
-    Raises NoControllerError where no controller answers in time.
+    That none answers is said once on stderr, with what to do. Raises NoControllerError where none answers in time.
     """
     from cli.admin_client import NoControllerError
 
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline, is_told = loop.time() + timeout_s, False
     while True:
         is_late = loop.time() >= deadline
         try:
             snapshot = await _ask(url)
-        except NoControllerError:
+        except NoControllerError as error:
             if is_late:
                 raise
+            if not is_told:
+                print_error(f"{error}; waiting for it, {timeout_s:g} s at most")
+            is_told = True
         else:
             if is_late or not _may_settle(snapshot):
                 return snapshot

@@ -208,6 +208,14 @@ async def test_status_waits_for_a_controller_and_for_its_models(
     assert (loaded.code, loaded.json["models"][0]["state"]) == (ExitCode.DONE, "loaded")
 
 
+async def test_status_says_at_once_that_it_waits_for_a_controller(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = await Cli(capsys, "--controller", f"unix:{folder}/none.sock")("status", "--wait", "--timeout", "1")
+    assert shown.code == ExitCode.NO_CONTROLLER
+    assert shown.err.count("waiting for it, 1 s at most") == 1
+
+
 async def test_status_waits_no_longer_than_its_timeout_and_not_after_a_failure(api: FakeControlApi, cli: Cli) -> None:
     api.status = status(model("chat", "loading"))
     assert (await cli("status", "--wait", "--timeout", "0")).code == ExitCode.PENDING
