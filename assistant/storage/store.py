@@ -223,7 +223,7 @@ class StateStore:
             while time.monotonic() < self._locked_until and not _open_first(self._path, self._file, may_be_locked=True):
                 pass  # each try waits itself
         except StoreError as error:  # each job tries again, and is told if it fails
-            logger.error("the database of stored responses cannot be opened: %s", error)  # noqa: TRY400
+            logger.error("the database of stored responses cannot be opened: %s", error)  # noqa: TRY400 - a foreign or broken file
         self._locked_until = 0.0
         sweep_at = time.monotonic()
         while True:

@@ -162,7 +162,7 @@ _SLIDING: Final = {"gemma2": 2, "gemma3": 6, "gemma4": 1, "cohere2": 4, "olmo2":
 window, unless the file says otherwise."""
 _DEFAULT_WINDOW: Final = {"gemma2": 4096}
 _DELTA_NETS: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
-_MIXED: Final = frozenset({"lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1", "mamba2"})
+_MIXED: Final = frozenset({"lfm2", "granitehybrid", "nemotron_h", "falcon-h1", "mamba2"})
 """Architectures of which layers keep a state per sequence, in place of a cache or beside it (falcon-h1)."""
 
 
@@ -343,7 +343,7 @@ def _shape(model: Gguf) -> _Shape | Unpredicted:
         state, scan = _state_layer(model, width)
         layers = tuple(
             replace(layer if attends else _Layer(0, 0), state=state if keeps else 0)
-            for layer, (keeps, attends) in zip(layers, _keepers(model), strict=True)
+            for layer, (keeps, attends) in zip(layers, _classify_blocks(model), strict=True)
         )
     window = model.get_number("attention.sliding_window", _DEFAULT_WINDOW.get(name, 0)) or 0
     return _Shape(
@@ -358,7 +358,7 @@ def _shape(model: Gguf) -> _Shape | Unpredicted:
     )
 
 
-def _keepers(model: Gguf) -> list[tuple[bool, bool]]:
+def _classify_blocks(model: Gguf) -> list[tuple[bool, bool]]:
     """Return of each block whether it keeps a state, and whether it has a cache."""
     count, name = len(model.blocks), model.architecture
     if name in _DELTA_NETS:
@@ -373,14 +373,14 @@ def _keepers(model: Gguf) -> list[tuple[bool, bool]]:
     heads, inner = model.get_numbers("attention.head_count_kv"), model.get_numbers("feed_forward_length")
     attends = [each > 0 for each in heads] if len(heads) == count else [True] * count
     # A block of Nemotron-H is attention, or a state, or feed-forward.
-    feeds = [each > 0 for each in inner] if name.startswith("nemotron") and len(inner) == count else [False] * count
+    feeds = [each > 0 for each in inner] if name == "nemotron_h" and len(inner) == count else [False] * count
     return [(not each and not feed, each) for each, feed in zip(attends, feeds, strict=True)]
 
 
 def _state_layer(model: Gguf, width: int) -> tuple[int, tuple[int, int]]:
     """Return the floats that a layer with a state keeps per sequence, and those that it computes with, per token and
     per sequence: sums of the tensors of one layer in llama.cpp's graphs, which its buffers confirm."""
-    if model.architecture.startswith("lfm2"):
+    if model.architecture == "lfm2":
         return width * ((model.get_number("shortconv.l_cache") or 1) - 1), (7 * width, 0)
     kernel, inner, size, heads, groups = (
         model.get_number(f"ssm.{each}") or 0

@@ -16,7 +16,7 @@ from cli.up.supervisor import Announcer
 from gateway.page.page_files import INDEX, security_headers
 from tests.fakes.fake_control_api import FakeControlApi, model, status
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
 from tests.support.queueing import key
 from tests.support.raw_http import raw
 
@@ -199,7 +199,7 @@ async def test_up_says_once_which_models_cannot_be_loaded(tmp_path: Path, capfd:
         watching = asyncio.create_task(
             FirstModelWatcher(controller.url, gateway.url, tmp_path, Announcer(as_json=False)).run()
         )
-        await asyncio.sleep(0.7)  # looked at three times
+        await until(lambda: controller.requests.count(("status", None)) >= 3, "it has looked three times")
         controller.status = status(wide, model("chat"))
         await watching
     lines = [line for line in capfd.readouterr().err.splitlines() if "wide" in line or "bad" in line]

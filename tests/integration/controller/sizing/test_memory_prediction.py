@@ -60,6 +60,7 @@ ROWS: Final = [
     ("experts", EXPERTS, 4, {"n_ctx": 8192}),
     ("delta-net", Hybrid("qwen35", state=128, groups=8, inner=256, drafts=1), 4, {"n_ctx": 4096}),
     ("delta-net-experts", Hybrid("qwen3next", experts=(8, 2, 64)), 1, {"n_ctx": 2048, **OFF}),
+    ("delta-net-qwen35moe", Hybrid("qwen35moe", experts=(8, 2, 64)), 2, {"n_ctx": 4096}),
     ("short-convolutions", Hybrid("lfm2"), 4, {"n_ctx": 4096, "cache_type_k": "q8_0"}),
     ("mamba-and-attention", Hybrid("granitehybrid", groups=1), 2, {"n_ctx": 8192}),
     ("one-of-three", Hybrid("nemotron_h", layers=8), 4, {"n_ctx": 4096}),
