@@ -80,7 +80,14 @@ class CommandError(Exception):
         self.code = code
 
 
-STATE_COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", "failed": "red", "unloaded": "dim"}
+STATE_COLOURS = {
+    "loaded": "green",
+    "loading": "yellow",
+    "unloading": "yellow",
+    "failed": "red",
+    "unloaded": "dim",
+    "sleeping": "dim",
+}
 """Model state to its colour in tables."""
 LOG_FOLLOWS = " Last log lines:"
 """End of an error's first line, where the engine's log lines follow."""

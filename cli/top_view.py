@@ -139,7 +139,7 @@ class TopView:
 
 def _busiest_first(model: AdminModel) -> tuple[int, bool, str]:
     request_count = (model.inflight_requests or 0) + (model.queue_depth or 0)
-    return (-request_count, model.runtime_state == "unloaded", model.name)
+    return (-request_count, model.runtime_state.is_at_rest, model.name)
 
 
 def _count(number: int | None) -> str:

@@ -16,10 +16,16 @@ class ModelState(StrEnum):
     """State of a model as clients see it."""
 
     UNLOADED = "unloaded"
+    SLEEPING = "sleeping"
     LOADING = "loading"
     LOADED = "loaded"
     UNLOADING = "unloading"
     FAILED = "failed"
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no engine serves and none is coming or leaving: unloaded, or its engine sleeps."""
+        return self in (ModelState.UNLOADED, ModelState.SLEEPING)
 
 
 class Wire(BaseModel):
@@ -46,7 +52,9 @@ class ReplicaStatus(Wire):
     name: str = Field(description="Name of the replica's container or process.")
     index: int = Field(description="Number of the replica within the model, from 0.")
     attempt: int = Field(description="Number of this start of the replica, from 1.")
-    phase: str = Field(description="State of the replica: starting, ready, failing, dead, stalled, draining or ended.")
+    phase: str = Field(
+        description="State of the replica: starting, ready, failing, dead, stalled, sleeping, draining or ended."
+    )
     spec_hash: str = Field(description="Digest of everything in the definition that affects the engine.")
     outdated: bool = Field(description="Whether the replica runs an older definition than the one in force.")
     endpoint: str | None = Field(default=None, description="URL of the engine; null: it has no address yet.")
@@ -103,6 +111,11 @@ class ModelStatus(Wire):
     drift: list[str] = Field(
         default_factory=list,
         description="Sentences, one for each option that a loaded engine applied otherwise than declared.",
+    )
+    wake_s: float | None = Field(
+        default=None,
+        description="Seconds that the model's last wake took, until it answered as before; null: none was seen.",
+        exclude_if=lambda seconds: seconds is None,
     )
     vram_warning: str | None = Field(
         default=None,

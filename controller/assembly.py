@@ -33,6 +33,7 @@ from controller.memory_history import MemoryHistory, MemorySampler
 from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, GatewayPlace, RemoteHealth
 from controller.observe.prober import LoadProgress, Prober
+from controller.observe.sleep import HttpSleeper
 from controller.reconciler import Reconciler, RoundSources, follow_files, follow_runtime
 from controller.redaction import Redactor
 from controller.reports.drift_detector import DriftDetector
@@ -117,7 +118,9 @@ class Controller:
         # Where what was stored is lost: numbers of ended logs must not be used again.
         ended_logs = EndedLogs(store.folder / "logs" / "ended")
         attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
-        memory = OperationState(loaded_once=set(stored_state.loaded_once), attempts=attempts)
+        memory = OperationState(
+            loaded_once=set(stored_state.loaded_once), attempts=attempts, sleepers=dict(stored_state.sleepers)
+        )
         self.hub = GatewayHub(
             store.instance,
             store.next_epoch(clock()),
@@ -157,10 +160,10 @@ class Controller:
             runtime,
             memory,
             source_downloads,
-            options=ExecutorOptions(store.instance, store.secret, settings.stop_timeout_s),
+            HttpSleeper(session),
+            options=ExecutorOptions(store.instance, store.secret, settings.stop_timeout_s, self._redactor.redact_text),
             wake=self._wake.set,
             clock=clock,
-            redact=self._redactor.redact_text,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
         memory_history, predictions = MemoryHistory.load_history(store.folder), Estimator(models, clock)

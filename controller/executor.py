@@ -15,17 +15,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from controller.downloads.service import SourceDownloader, SourceDownloadError
+from controller.engines import REPLICA_ENGINES
 from controller.engines.base import Verdict
+from controller.observe.sleep import Sleeper, SleepError, SleepTarget
 from controller.planning.actions import (
     Action,
     DownloadSource,
     Drain,
     Preflight,
     PullImage,
+    PutToSleep,
     Remove,
     Start,
     Stop,
     Undrain,
+    Wake,
 )
 from controller.planning.backoff import has_recovered, next_failure, with_log_tail
 from controller.planning.draining import DrainState
@@ -54,6 +58,7 @@ from controller.state import (
     ReplicaKey,
     StartFailure,
 )
+from controller.state_dir import SleepRecord
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +152,12 @@ class OperationState:
     """Models that were `loaded` since they were last wanted. Such a model stays `loaded` with one ready replica."""
     left_at: dict[str, float] = field(default_factory=dict)
     """GPU uuid to Unix time at which a replica on that GPU was last found gone."""
+    sleepers: dict[str, SleepRecord] = field(default_factory=dict)
+    """Replicas that can sleep, by name, also of earlier controllers."""
+    asleep_mib: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(Model, spec hash) to the most MiB of one GPU that a sleeping replica of it was seen to hold."""
+    faults: dict[str, str] = field(default_factory=dict)
+    """Replica name to why its sleep or wake failed, so that it must be stopped."""
     counted_failures: set[str] = field(default_factory=set)
     """Names of replicas whose failure was counted. A stop that is issued again must not count it a second time."""
 
@@ -264,6 +275,9 @@ class OperationState:
         staying_names = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
         self.drains = {name: drain for name, drain in self.drains.items() if name in replica_names - staying_names}
         self.counted_failures &= replica_names
+        self.sleepers = {name: record for name, record in self.sleepers.items() if name in replica_names}
+        self.faults = {name: fault for name, fault in self.faults.items() if name in replica_names}
+        self.asleep_mib = {key: mib for key, mib in self.asleep_mib.items() if key in current_specs}
         images = {model.image for model in desired.models.values()}
         self.pulls = {
             image: failure_state
@@ -305,6 +319,19 @@ class OperationState:
         operation = self.pending.get(name)
         return operation is not None and operation.kind is not OpKind.START
 
+    def note_asleep(self, name: str, claims: Iterable[str], now: float) -> None:
+        """Record that the replica `name` sleeps since `now`, Unix time, and has let go of memory on the GPUs among
+        `claims`. Its drain is over."""
+        self.sleepers[name] = self.sleepers[name].model_copy(update={"since": now})
+        self.left_at.update(dict.fromkeys((uuid for uuid in claims if uuid != HOST), now))
+        self.drains.pop(name, None)
+
+    def note_awake(self, name: str, began_at: float, now: float) -> None:
+        """Record that a wake of the replica `name` began at `began_at` and ended well at `now`, Unix times."""
+        update = {"since": None, "woken_at": now, "wake_s": max(0.0, now - began_at)}
+        self.sleepers[name] = self.sleepers[name].model_copy(update=update)
+        self.drains.pop(name, None)
+
 
 def _is_wanted(replica: ObservedReplica, desired: DesiredState) -> bool:
     model = desired.models.get(replica.id.model)
@@ -321,11 +348,12 @@ not issue it again at once."""
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
-    grace period of stops."""
+    grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked."""
 
     instance: str
     secret: bytes
     stop_timeout_s: float
+    redact: Redact = redact_nothing
 
 
 class Executor:
@@ -338,15 +366,16 @@ class Executor:
         runtime: Runtime,
         memory: OperationState,
         downloader: SourceDownloader,
+        sleeper: Sleeper,
         *,
         options: ExecutorOptions,
         wake: Callable[[], None],
         clock: Clock,
-        redact: Redact = redact_nothing,
     ) -> None:
         """`wake` is called whenever an action has ended, to wake the reconciler. `clock` returns
-        Unix time in seconds. `redact` masks secrets in errors and logs; by default nothing is masked."""
-        self._redact = redact
+        Unix time in seconds."""
+        self._redact = options.redact
+        self._sleeper = sleeper
         self._runtime = runtime
         self._downloader = downloader
         self._memory = memory
@@ -398,6 +427,10 @@ class Executor:
                 self._memory.drains.pop(action.name, None)
             case Stop() | Remove():
                 self._end(action, replicas[action.name])
+            case PutToSleep():
+                self._put_to_sleep(action, desired, replicas[action.name])
+            case Wake():
+                self._wake_replica(action, desired, replicas[action.name])
 
     async def wait_until_idle(self) -> None:
         """Wait until no operation, preflight, download or image pull is under way, however long that takes; also for
@@ -588,6 +621,48 @@ class Executor:
                 self._wake()
 
         self._spawn(work())
+
+    def _put_to_sleep(self, action: PutToSleep, desired: DesiredState, replica: ObservedReplica) -> None:
+        target = self._sleep_target(desired.models[action.model], replica)
+        self._memory.begin_operation(action.name, PendingOp(OpKind.SLEEP, action.id, action.claims, self._clock()))
+
+        async def work() -> None:
+            await self._sleeper.put_to_sleep(target)
+            self._memory.note_asleep(action.name, replica.claims, self._clock())
+
+        self._spawn(self._change_sleep(action, work(), "it could not be put to sleep"))
+
+    def _wake_replica(self, action: Wake, desired: DesiredState, replica: ObservedReplica) -> None:
+        target, began_at = self._sleep_target(desired.models[action.model], replica), self._clock()
+        self._memory.begin_operation(action.name, PendingOp(OpKind.WAKE, action.id, action.claims, began_at))
+
+        async def work() -> None:
+            canary = await self._sleeper.wake_engine(target)
+            if canary != self._memory.sleepers[action.name].canary:
+                raise SleepError("it answers the canary otherwise than when it was loaded")
+            self._memory.note_awake(action.name, began_at, self._clock())
+            log.info("%s is awake after %.2f s", action.name, self._memory.sleepers[action.name].wake_s)
+
+        self._spawn(self._change_sleep(action, work(), "it could not be woken"))
+
+    def _sleep_target(self, model: DesiredModel, replica: ObservedReplica) -> SleepTarget:
+        calls = REPLICA_ENGINES[model.backend].describe_sleep(model.definition)
+        assert calls is not None, "only a replica that can sleep is asked to"
+        assert replica.base_url is not None, "it was ready, so that it has an address"
+        return SleepTarget(replica.base_url, calls, self.replica_token(replica.name))
+
+    async def _change_sleep(self, action: PutToSleep | Wake, work: Coroutine[Any, Any, None], failure: str) -> None:
+        """Do a sleep or a wake. One that fails leaves a fault, for which the next plan stops the replica."""
+        try:
+            await work
+        except SleepError as error:
+            self._memory.faults[action.name] = self._redact(action.model, f"{failure}: {error}", action.name)
+        except Exception as fault:
+            log.exception("%s of %s failed", action.kind, action.name)
+            self._memory.faults[action.name] = f"{failure}: {INTERNAL}: {fault!r}"
+        finally:
+            self._memory.finish_operation(action.name, self._clock())
+            self._wake()
 
     async def _add_log_tail(self, action: Stop) -> None:
         """Add the engine's last log lines to its recorded failure. Must run before the stop, which may delete them."""

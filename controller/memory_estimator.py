@@ -49,6 +49,8 @@ class Estimate:
     """Why the backend could not predict the memory; None if it did, or if it has no formula."""
     host_grows: bool = False
     """Whether part of `host_mib` is filled only while the replica serves, so that one just loaded holds less."""
+    asleep_host_mib: int | None = None
+    """Main memory of a sleeping replica; None: it cannot sleep, or the size of its weights is not known."""
 
     def mib_on_gpu(self, gpu_mib: int) -> int:
         """Return the MiB that the replica takes of one GPU that has `gpu_mib` MiB; 0 for a replica without GPUs."""
@@ -134,6 +136,7 @@ class Estimator:
                 estimate.host_mib,
                 estimate.gpu_share,
                 estimate.host_grows,
+                estimate.asleep_host_mib,
             )
             for name, estimate in self.known_estimates(models).items()
             if estimate.source == "predicted"
@@ -259,8 +262,16 @@ def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Es
         if isinstance(forecast, Prediction):
             on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
             gpu_share = forecast.gpu_share if gpus else None
+            calls = engine.describe_sleep(model.definition)
+            kept = forecast.gpu.weights * gpus if calls is not None and calls.keeps_weights else 0
             return Estimate(
-                on_gpu if gpus else 0, on_host, "predicted", gpus, gpu_share, host_grows=forecast.host_grows
+                on_gpu if gpus else 0,
+                on_host,
+                "predicted",
+                gpus,
+                gpu_share,
+                host_grows=forecast.host_grows,
+                asleep_host_mib=on_host + ceil(kept / MIB) if kept else None,
             )
     except Exception as error:
         # Model files are untrusted: absurd numbers in one must not stop the rounds.
@@ -345,7 +356,7 @@ def combine_requirements(
         host_mib = max(prediction.host_mib or 0, observation.host_mib or 0)
         observation = replace(observation, host_mib=host_mib, host_grows=True)
     # The engine needs its share of the GPU free at its start, however little it was observed to hold then.
-    return replace(observation, gpu_share=prediction.gpu_share)
+    return replace(observation, gpu_share=prediction.gpu_share, asleep_host_mib=prediction.asleep_host_mib)
 
 
 class Requirements:

@@ -73,7 +73,7 @@ def assess_models(desired: DesiredState, observed: ObservedState, plan: Plan) ->
         replicas[replica.id.model].append(replica)
     pending: dict[str, set[OpKind]] = defaultdict(set)
     for operation in observed.pending.values():
-        if operation.finished_at is None or operation.kind is OpKind.START:
+        if operation.finished_at is None or operation.kind.is_coming:
             pending[operation.id.model].add(operation.kind)
     blocked: dict[str, list[Blocked]] = defaultdict(list)
     for item in plan.blocked:
@@ -137,6 +137,9 @@ def _model_status(
             for replica in sorted(replicas, key=lambda r: r.id)
             for gap in list_gaps(model, replica)
         ],
+        wake_s=max(
+            (each.sleep.wake_s for each in replicas if each.sleep and each.sleep.wake_s is not None), default=None
+        ),
         vram_warning=_vram_warning(model, observed) if model else None,
     )
 
@@ -173,14 +176,16 @@ def _model_state(
     blocked: list[Blocked],
     observed: ObservedState,
 ) -> ModelState:
-    is_running = any(replica.phase is Phase.RUNNING for replica in replicas)
     if model.replicas == 0:
-        is_leaving = is_running or bool(pending & {OpKind.START, OpKind.STOP})
-        return ModelState.UNLOADING if is_leaving else ModelState.UNLOADED
+        is_running = any(replica.phase is Phase.RUNNING and not replica.is_asleep for replica in replicas)
+        if is_running or pending & {OpKind.START, OpKind.STOP, OpKind.SLEEP, OpKind.WAKE}:
+            return ModelState.UNLOADING
+        is_asleep = any(replica.is_asleep and replica.fault is None for replica in replicas)
+        return ModelState.SLEEPING if is_asleep else ModelState.UNLOADED
     if ready_count >= model.replicas or (ready_count > 0 and model.name in observed.loaded_once):
         return ModelState.LOADED
     # With a failure, the state is `loading` only during an attempt: a start under way, or an engine coming up.
-    is_attempted = OpKind.START in pending or any(
+    is_attempted = any(kind.is_coming for kind in pending) or any(
         replica.phase is Phase.RUNNING and replica.id.spec_hash == model.spec_hash and replica.ready_since is None
         for replica in replicas
     )

@@ -20,11 +20,12 @@ from watchfiles import awatch
 from contract.status import ModelState
 from controller.desired.source import DesiredStateSource
 from controller.engines import REPLICA_ENGINES
+from controller.engines.base import SleepCalls
 from controller.executor import Executor, OperationState
 from controller.memory_estimator import Requirements
 from controller.model_status import Round, assess_models, is_starting
 from controller.observe.gateway_hub import GatewayHub, RemoteDraining, RemoteHealth
-from controller.observe.health import RuntimeSilence, extend_silence
+from controller.observe.health import ProbedHealth, RuntimeSilence, extend_silence
 from controller.observe.prober import LoadProgress, Prober, ProbeTarget
 from controller.planning.actions import Plan, Start
 from controller.planning.draining import (
@@ -43,18 +44,26 @@ from controller.redaction import Redact, mask_text, redact_nothing
 from controller.routing_table import build_permissions, build_routes, find_addresses, read_addresses
 from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailableError, SeenReplica
 from controller.state import (
+    ASLEEP_MIB,
+    HOST,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
     Draining,
     Exit,
     Gpu,
+    Health,
     HeldMemory,
     ObservedReplica,
     ObservedState,
     Phase,
+    Requirement,
+    Sleep,
+    decide_asleep_claims,
     raise_claims,
+    read_held_mib,
 )
+from controller.state_dir import SleepRecord
 from controller.state_machine import publishable_statuses
 
 log = logging.getLogger(__name__)
@@ -131,9 +140,11 @@ class DesiredSource(Protocol):
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         """Store the highest attempt number of each replica, for every later controller."""
 
-    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+    def remember_loaded(
+        self, loaded_once: frozenset[str], ready_since: dict[str, float], sleepers: dict[str, SleepRecord]
+    ) -> None:
         """Store the models that were loaded since they were last wanted, and by replica name the Unix time since when
-        the replica is ready. Both replace what was stored before."""
+        the replica is ready, and what must be known of one that can sleep. All replace what was stored before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,7 +316,9 @@ class Reconciler:
                 # If a gateway is lost, the engine's own idle figure decides, and perhaps no report wakes this loop.
                 self._prober.probe_now(name, then_wake=True)
         self._ready_since = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
-        self._desired.remember_loaded(frozenset(self._memory.loaded_once), self._ready_since)
+        self._desired.remember_loaded(
+            frozenset(self._memory.loaded_once), self._ready_since, dict(self._memory.sleepers)
+        )
         self._round_finished.set()
         self._round_finished = asyncio.Event()
         self._on_round(previous_round, self.round)
@@ -375,7 +388,12 @@ class Reconciler:
             else {}
         )
         now = self._clock()
-        replicas = tuple(self._observe_replica(replica, now) for replica in seen_replicas)
+        sleepable = {
+            model.name: (model, calls, requirements.get(model.name, Requirement()))
+            for model in models
+            if model.runs and (calls := REPLICA_ENGINES[model.backend].describe_sleep(model.definition)) is not None
+        }
+        replicas = tuple(self._observe_replica(replica, now, sleepable) for replica in seen_replicas)
         self._memory.note_released_gpus(self.round.observed.replicas if self.round is not None else (), replicas, now)
         if desired is not None:
             self._memory.prune_state(desired, replicas, now)
@@ -427,13 +445,30 @@ class Reconciler:
                 kept_names.add(replica.name)
             if model is not None and model.runs:
                 probe = REPLICA_ENGINES[model.backend].describe_probe(model.definition)
+                sleep = REPLICA_ENGINES[model.backend].describe_sleep(model.definition)
                 token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
-                targets[replica.name] = ProbeTarget(replica.base_url, probe, token, ready_since)
+                targets[replica.name] = ProbeTarget(replica.base_url, probe, token, sleep, ready_since)
         self._prober.track_targets(targets, kept_names)
         self._remotes.track_models([model for model in models.values() if not model.runs and model.replicas])
 
-    def _observe_replica(self, replica: SeenReplica, now: float) -> ObservedReplica:
+    def _observe_replica(
+        self, replica: SeenReplica, now: float, sleepable: Mapping[str, tuple[DesiredModel, SleepCalls, Requirement]]
+    ) -> ObservedReplica:
         probed_health = self._prober.get_health(replica.name)
+        if probed_health.canary is not None:
+            self._memory.sleepers.setdefault(replica.name, SleepRecord(canary=probed_health.canary))
+        claims = raise_claims(replica.claims, self.sources.get_held_memory(replica.name))
+        sleep = self._observe_sleep(replica, probed_health, claims, sleepable.get(replica.id.model))
+        is_asleep = sleep is not None and sleep.since is not None
+        health, fault = probed_health.health, self._memory.faults.get(replica.name)
+        if sleep is not None:
+            claims = sleep.asleep_claims if is_asleep else sleep.awake_claims
+        if is_asleep:
+            health = Health.SLEEPING
+            if replica.name not in self._memory.sleepers:
+                fault = "it sleeps, and what it answered before is not known"
+        elif health is Health.SLEEPING:  # by a probe before its wake
+            health = Health.READY
         drain = self._memory.drains.get(replica.name)
         draining = None
         if drain is not None:
@@ -450,10 +485,10 @@ class Reconciler:
             phase=replica.phase,
             created_at=replica.created_at,
             started_at=replica.started_at,
-            health=probed_health.health,
+            health=health,
             ready_since=probed_health.ready_since or self._ready_since.get(replica.name),
             base_url=replica.base_url,
-            claims=raise_claims(replica.claims, self.sources.get_held_memory(replica.name)),
+            claims=claims,
             start_claims=replica.claims,
             exit=self._redacted_exit(replica),
             draining=draining,
@@ -464,7 +499,43 @@ class Reconciler:
             kv_cache_tokens=probed_health.kv_cache_tokens,
             is_preempting=probed_health.is_preempting,
             idle_span=probed_health.idle_span,
+            sleep=sleep,
+            fault=fault,
         )
+
+    def _observe_sleep(
+        self,
+        replica: SeenReplica,
+        probed_health: ProbedHealth,
+        claims: Mapping[str, int],
+        sleepable: tuple[DesiredModel, SleepCalls, Requirement] | None,
+    ) -> Sleep | None:
+        """Return how the replica sleeps or would. `claims`: awake. `sleepable`: what is declared of its model, if that
+        can sleep."""
+        record = self._memory.sleepers.get(replica.name)
+        since, woken_at, wake_s = (record.since, record.woken_at, record.wake_s) if record else (None, None, None)
+        probed_at = probed_health.probed_at
+        if since is None and probed_health.health is Health.SLEEPING and probed_at is not None:
+            since = probed_at if woken_at is None or probed_at > woken_at else None
+        model, calls, requirement = sleepable or (None, None, None)
+        is_current = model is not None and model.spec_hash == replica.id.spec_hash
+        if since is None and (record is None or not is_current or not claims.keys() - {HOST}):
+            return None
+        held_mib = read_held_mib(replica.name, self._gpus or ())
+        key = (replica.id.model, replica.id.spec_hash)
+        if since is not None and replica.name not in self._memory.pending and held_mib:
+            self._memory.asleep_mib[key] = max(held_mib.values())
+        asleep_claims = decide_asleep_claims(
+            claims,
+            expected_mib=self._memory.asleep_mib.get(key, ASLEEP_MIB),
+            held_mib=None if since is None else held_mib,
+            host_mib=None if requirement is None else requirement.asleep_host_mib,
+            keeps_weights=calls is None or calls.keeps_weights,
+        )
+        has_slept = since is not None or woken_at is not None
+        # The main memory in which an engine kept its weights stays its own.
+        awake_claims = {**claims, HOST: asleep_claims[HOST]} if has_slept and HOST in asleep_claims else claims
+        return Sleep(asleep_claims, awake_claims, since, woken_at, wake_s)
 
     def _seek_idle_proofs(self, replicas: Sequence[ObservedReplica], now: float) -> float | None:
         """Probe idle engines once more when that probe can prove them empty, while some gateway's counts are unknown.

@@ -264,7 +264,7 @@ def _reason_for_clients(model: DesiredModel, status: ModelStatus) -> str | None:
     None: it is loaded, being loaded or unloaded, or has failed."""
     if status.state is ModelState.LOADING:
         return next((reason for reason in status.blocked if reason.startswith(WAITING_FOR_ROOM)), None)
-    if status.state is not ModelState.UNLOADED:
+    if not status.state.is_at_rest:
         return None
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 

@@ -5,7 +5,7 @@ Times are Unix seconds. Memory is in MiB. Unknown is None, and never the same as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import ceil
@@ -319,7 +319,8 @@ class Phase(StrEnum):
 
 class Health(StrEnum):
     """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it serves,
-    `FAILING` after a failed probe, `DEAD` if it reports that it is, `STALLED` without progress for 120 s."""
+    `FAILING` after a failed probe, `DEAD` if it reports that it is, `STALLED` without progress for 120 s, `SLEEPING`
+    while it sleeps."""
 
     STARTING = "starting"
     READY = "ready"
@@ -327,6 +328,8 @@ class Health(StrEnum):
     """Was ready, and the last probe failed. The replica gets no new requests and is not restarted."""
     DEAD = "dead"
     STALLED = "stalled"
+    SLEEPING = "sleeping"
+    """The engine keeps its process and lets go of most GPU memory, until it is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +361,26 @@ class IdleSpan:
 
     since: float
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """How a replica sleeps, or would: what it then claims, and what it claims awake, MiB by GPU uuid or `HOST`."""
+
+    asleep_claims: Mapping[str, int]
+    awake_claims: Mapping[str, int]
+    since: float | None = None
+    """Unix time since which the replica sleeps. None means that it is awake."""
+    woken_at: float | None = None
+    """Unix time at which it last answered as before after a sleep. None means never."""
+    wake_s: float | None = None
+    """Seconds that its last wake took. None means that none was seen."""
+
+    @property
+    def changing_claims(self) -> Mapping[str, int]:
+        """What the replica claims while it falls asleep: of each memory the larger of both claims."""
+        keys = self.asleep_claims.keys() | self.awake_claims.keys()
+        return {key: max(self.asleep_claims.get(key, 0), self.awake_claims.get(key, 0)) for key in sorted(keys)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +418,16 @@ class ObservedReplica:
     idle_span: IdleSpan | None = None
     """For how long the engine has reported that it is idle. None means busy at the last probe, or that the engine does
     not report it."""
+    sleep: Sleep | None = None
+    """None means that the replica is awake and cannot be put to sleep."""
+    fault: str | None = None
+    """Why the replica must be stopped although its probes find nothing: its sleep failed, or after its wake it did not
+    answer as before. None means that nothing is wrong."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the replica sleeps, so that it must be woken before it serves."""
+        return self.sleep is not None and self.sleep.since is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +455,8 @@ class Requirement:
     the engine reserves no share."""
     host_grows: bool = False
     """Whether part of `host_mib` is filled only while the replica serves, so that a replica just loaded holds less."""
+    asleep_host_mib: int | None = None
+    """Main memory in MiB that a replica holds while it sleeps, where its engine can. None means as much as awake."""
     observed_per_gpu_mib: int | None = None
     """Largest observed use of one GPU by one replica, in MiB, without any margin. None means never observed."""
 
@@ -435,18 +470,25 @@ class Requirement:
 
 class OpKind(StrEnum):
     """Kind of an operation that the executor runs on a replica. `STOP` ends a running replica and removes it; `REMOVE`
-    removes one that does not run."""
+    removes one that does not run. `SLEEP` puts a running one to sleep, and `WAKE` ends that."""
 
     START = "start"
     STOP = "stop"
     REMOVE = "remove"
+    SLEEP = "sleep"
+    WAKE = "wake"
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the replica will serve afterwards. False: it leaves."""
+        return self in (OpKind.START, OpKind.WAKE)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOp:
-    """A start, stop or removal of a replica that the executor began: under way while `finished_at` is None, else
-    finished. A finished one stays in `ObservedState.pending` until an observation that began after its end. Times are
-    Unix seconds."""
+    """A start, stop, removal, sleep or wake of a replica that the executor began: under way while `finished_at` is
+    None, else finished. A finished one stays in `ObservedState.pending` until an observation that began after its end.
+    Times are Unix seconds."""
 
     kind: OpKind
     id: ReplicaId
@@ -596,6 +638,47 @@ def raise_claims(claims: Mapping[str, int], held: HeldMemory | None) -> Mapping[
     if held.host_mib is not None:
         raised_claims[HOST] = max(claims.get(HOST, 0), held.host_mib)
     return raised_claims
+
+
+ASLEEP_MIB: Final = 1024
+"""MiB of each GPU that a sleeping engine is expected to hold until one was measured: its CUDA context, graphs and
+libraries. vLLM 0.25 held 846 on an H200."""
+
+
+def read_held_mib(name: str, gpus: Iterable[Gpu]) -> dict[str, int]:
+    """Return what the driver reports that the replica holds, by GPU uuid. GPUs of which it reports nothing are left
+    out."""
+    held_mib: dict[str, int] = {}
+    for gpu in gpus:
+        for process in gpu.processes or ():
+            if process.replica == name and process.mib is not None:
+                held_mib[gpu.uuid] = held_mib.get(gpu.uuid, 0) + process.mib
+    return held_mib
+
+
+def decide_asleep_claims(
+    claims: Mapping[str, int],
+    *,
+    expected_mib: int,
+    held_mib: Mapping[str, int] | None,
+    host_mib: int | None,
+    keeps_weights: bool,
+) -> dict[str, int]:
+    """Return what a replica claims while it sleeps, MiB by GPU uuid or HOST. `claims`: awake.
+
+    On each GPU that is `expected_mib`, or once it sleeps what it is measured to hold (`held_mib`; None: it is awake),
+    and all of the claim where that is not measured. In main memory it is `host_mib`. None: not known; then it is as
+    much as awake and, if the engine `keeps_weights` there, all that it claims of its GPUs besides.
+    """
+    asleep = {}
+    for uuid, mib in claims.items():
+        if uuid != HOST:
+            asleep[uuid] = min(mib, expected_mib) if held_mib is None else held_mib.get(uuid, mib)
+    if host_mib is None and keeps_weights:
+        host_mib = sum(claims.values())
+    if HOST in claims or host_mib is not None:
+        asleep[HOST] = max(claims.get(HOST, 0), host_mib or 0)
+    return asleep
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

@@ -130,9 +130,20 @@ class LastGateway(BaseModel):
     process: GatewayProcess | None = None
 
 
+class SleepRecord(BaseModel):
+    """What must be known of a replica that can sleep: what it answered to its canary when it was first ready, the Unix
+    time since which it sleeps (None: it is awake), and the end and the seconds of its last wake (None: there was
+    none)."""
+
+    canary: str
+    since: float | None = None
+    woken_at: float | None = None
+    wake_s: float | None = None
+
+
 class StoredState(BaseModel):
-    """What a restarted controller must know and cannot observe. Keys are model names, those of `ready_since` replica
-    names; times are Unix time in seconds. `rested` holds the evictions."""
+    """What a restarted controller must know and cannot observe. Keys are model names, those of `ready_since` and
+    `sleepers` replica names; times are Unix time in seconds. `rested` holds the evictions."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -150,6 +161,8 @@ class StoredState(BaseModel):
     """Fields of the models whose files were last found in the models folders without a declaration, by name."""
     keys_used: dict[str, float] = Field(default_factory=dict, exclude_if=lambda used: not used)
     """When each API key was last used, by its name."""
+    sleepers: dict[str, SleepRecord] = Field(default_factory=dict, exclude_if=lambda sleepers: not sleepers)
+    """Replicas that can sleep, by replica name."""
     attempts: AttemptNumbers | None = None
     """Highest attempt number of each replica; None: none are stored."""
 

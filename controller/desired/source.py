@@ -29,7 +29,7 @@ from controller.config.validate import PlacedSource, list_sources
 from controller.desired.file_source import FILES, DesiredOptions, FileSource, check_request, find_outside_paths
 from controller.desired.resolve import DeclaredModel, resolve_desired, surviving_override
 from controller.state import AttemptNumbers, DesiredState
-from controller.state_dir import StateDir, StoredState
+from controller.state_dir import SleepRecord, StateDir, StoredState
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ STORED_FIELD_WORDS: Final[Mapping[str, str]] = {
     "rested": "which models made room for others",
     "loaded_once": "which models were loaded before",
     "ready_since": "since when replicas are ready",
+    "sleepers": "which replicas sleep and how they are known again",
     "first_declared_at": "when models were declared",
     "keys_used": "when API keys were last used",
     "attempts": "which names replicas had",
@@ -552,11 +553,15 @@ class DesiredStateSource:
         starting a replica with a new number. Blocks for a write to the state folder; a failed write raises nothing."""
         self._persistence.update_state({"attempts": attempts})
 
-    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+    def remember_loaded(
+        self, loaded_once: frozenset[str], ready_since: dict[str, float], sleepers: dict[str, SleepRecord]
+    ) -> None:
         """Store, in place of what was stored before, the names of the models that were loaded since they were last
-        wanted, and the Unix time by replica name since when each replica is ready. Blocks for a write to the state
-        folder; a failed write raises nothing."""
-        self._persistence.update_state({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
+        wanted, the Unix time by replica name since when each replica is ready, and by the same name what must be known
+        of each that can sleep. Blocks for a write to the state folder; a failed write raises nothing."""
+        self._persistence.update_state(
+            {"loaded_once": sorted(loaded_once), "ready_since": ready_since, "sleepers": sleepers}
+        )
 
     def remember_keys_used(self, keys_used: Mapping[str, float]) -> None:
         """Store the Unix time of the last use of each API key, in place of what was stored before. Call it often: it

@@ -194,6 +194,8 @@ class Launch:
     """Whether a container may reach what lies beyond the network of engines."""
     folders: tuple[PurePosixPath, ...] = ()
     """Folders below `RenderContext.cache_dir` that the runtime creates before the start. They outlive the engine."""
+    files: Mapping[PurePosixPath, str] = field(default_factory=dict)
+    """Text files below `RenderContext.cache_dir` that the runtime writes before each start, in `folders`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,21 @@ class Probe:
     """Paths at which a loaded engine reports its own configuration: see `controller.observe.health`."""
     template_path: str | None = None
     """Path that renders a conversation with the model's chat template, without an answer; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepCalls:
+    """How an engine is put to sleep and woken: POSTs in their order, each a path relative to the engine's base URL and
+    a JSON body (None: without one). The canary is asked after each wake."""
+
+    sleep: tuple[tuple[str, Mapping[str, Any] | None], ...]
+    wake: tuple[tuple[str, Mapping[str, Any] | None], ...]
+    state_path: str
+    """GET of it answers `{"is_sleeping": true or false}`."""
+    canary_path: str
+    canary_body: Mapping[str, Any]
+    keeps_weights: bool
+    """Whether the weights lie in main memory meanwhile. False: they are read from their files again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +525,10 @@ class Engine(Generic[DefinitionT]):
         """Return how to see that a replica is ready. Raises TypeError for a remote, which has no replica: see
         `describe_remote`."""
         raise TypeError(f"backend {self.name} is probed as a remote")
+
+    def describe_sleep(self, definition: DefinitionT) -> SleepCalls | None:
+        """Return how a replica is put to sleep and woken; None: it is not. Here always None."""
+        return None
 
     def describe_remote(self, definition: DefinitionT) -> Remote | None:
         """Return where another server serves the model; None: Roundhouse starts an engine for it. Here always None."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from dataclasses import replace
+from importlib.resources import files
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from contract.admin import Capabilities
 from contract.desired import Settable
@@ -23,6 +25,7 @@ from controller.engines.base import (
     Launch,
     Probe,
     RenderContext,
+    SleepCalls,
     Verdict,
     apply_declared,
     compare_figure,
@@ -37,6 +40,7 @@ from controller.engines.options import (
     JsonFlag,
     LoadFault,
     PathFlag,
+    SpecialFlag,
     Switch,
     find_memory_mover,
     render_options,
@@ -621,6 +625,42 @@ class VllmServeDefinition(VllmFields):
         default=None,
         description="Folders of vLLM's shared libraries (process runtime only), in the format of LD_LIBRARY_PATH.",
     )
+    vllm_sleep: Annotated[Literal["off", "level1", "level2"], SpecialFlag("--enable-sleep-mode"), Settable.ALWAYS] = (
+        Field(
+            default="off",
+            description="What an evicted or idle replica does: it ends (`off`), or it sleeps and keeps about 1 GiB of "
+            "its GPUs, with its weights in main memory (`level1`) or in their files alone (`level2`).",
+        )
+    )
+
+    @model_validator(mode="after")
+    def _can_sleep(self) -> Self:
+        if self.vllm_sleep == "off":
+            return self
+        if not self.gpu_count:
+            raise ValueError("vllm_sleep needs `gpus`: on the CPU vLLM cannot sleep")
+        if self.vllm_embedding:
+            raise ValueError("vllm_sleep is for models that generate text, not with `vllm_embedding`")
+        return self
+
+
+_GUARD: Final = "roundhouse_route_guard"
+_GUARD_TEXT: Final = files("controller.engines").joinpath("vllm_guard.py").read_text(encoding="utf-8")
+_CANARY: Final = {
+    "prompt": "The first ten prime numbers are 2, 3, 5,",
+    "max_tokens": 16,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+_WAKE: Final[Mapping[str, tuple[tuple[str, Mapping[str, Any] | None], ...]]] = {
+    "level1": (("/wake_up", None),),
+    # The memory of the weights first, then the weights, then the cache: both at once would not fit beside a reload.
+    "level2": (
+        ("/wake_up?tags=weights", None),
+        ("/collective_rpc", {"method": "reload_weights"}),
+        ("/wake_up?tags=kv_cache", None),
+    ),
+}
 
 
 class VllmServe(VllmEngine[VllmServeDefinition]):
@@ -638,8 +678,41 @@ class VllmServe(VllmEngine[VllmServeDefinition]):
         return (binary or "vllm", "serve")
 
     def own_environment(self, definition: VllmServeDefinition, ctx: RenderContext) -> dict[str, str]:
-        """Return `LD_LIBRARY_PATH` with the declared folders of shared libraries; empty where none are declared, and
-        always in a container."""
+        """Return `LD_LIBRARY_PATH` with the declared folders of shared libraries, as a process where they are declared.
+        With `vllm_sleep`, the variable that makes vLLM serve the routes for it is set as well."""
+        env = {}
         if definition.vllm_serve_library_path and ctx.runtime == "process":
-            return {"LD_LIBRARY_PATH": definition.vllm_serve_library_path}
-        return {}
+            env["LD_LIBRARY_PATH"] = definition.vllm_serve_library_path
+        if definition.vllm_sleep != "off":
+            env["VLLM_SERVER_DEV_MODE"] = "1"
+        return env
+
+    def render_command(self, definition: VllmServeDefinition, ctx: RenderContext) -> Launch:
+        """Return the command of `VllmEngine.render_command`. With `vllm_sleep`, vLLM also gets the file that guards the
+        routes of its development mode. Raises ValueError as there."""
+        launch = super().render_command(definition, ctx)
+        if definition.vllm_sleep == "off":
+            return launch
+        folder = ctx.cache_dir / "vllm-guard"
+        paths = filter(None, (str(folder), definition.env.get("PYTHONPATH")))
+        return replace(
+            launch,
+            argv=(*launch.argv, "--enable-sleep-mode", "--middleware", f"{_GUARD}.RouteGuard"),
+            env={**launch.env, "PYTHONPATH": ":".join(paths)},
+            folders=(*launch.folders, folder),
+            files={folder / f"{_GUARD}.py": _GUARD_TEXT},
+        )
+
+    def describe_sleep(self, definition: VllmServeDefinition) -> SleepCalls | None:
+        """Return vLLM's routes of its development mode; None: `vllm_sleep` is off."""
+        level = definition.vllm_sleep
+        if level == "off":
+            return None
+        return SleepCalls(
+            sleep=((f"/sleep?level={level[-1]}", None),),
+            wake=_WAKE[level],
+            state_path="/is_sleeping",
+            canary_path="/v1/completions",
+            canary_body=_CANARY,
+            keeps_weights=level == "level1",
+        )

@@ -219,6 +219,10 @@ class ProbeOutcome:
     progress: float | None = None
     """A metric that grows while the engine works, such as tokens generated; None: unknown."""
     error: str | None = None
+    asleep: bool = False
+    """Whether the engine answered that it sleeps."""
+    canary: str | None = None
+    """The answer to the first token's request, where that is the canary; None: not asked this time."""
     figures: AppliedFigures = field(default_factory=AppliedFigures)
     """Figures of its own configuration that the engine reported this time."""
     system_first: bool | None = None
@@ -251,6 +255,8 @@ class ProbedHealth:
     """When the last probe began; what it found is no older than that. None: never probed."""
     error: str | None = None
     """Why the last probe failed; None: it succeeded."""
+    canary: str | None = None
+    """What the engine answered to its canary when it was first ready; None: it was not asked."""
     figures: AppliedFigures = field(default_factory=AppliedFigures)
     """All that the engine has reported of its own configuration so far."""
     system_first: bool | None = None
@@ -283,12 +289,12 @@ def apply_outcome(
     Unix times in seconds. `uptime`: the end in monotonic seconds, so that a wall clock that is set makes no busy engine
     seem stalled; None: `now`. Apply probes in their order. An engine without `ready_since` is starting until a probe
     finds it healthy and its first token generated. One with it is ready, failing (the last probe failed) or stalled (no
-    progress for 120 s, `STALL_S`). It is dead, at any time, if it answers that it is."""
+    progress for 120 s, `STALL_S`), or sleeping. It is dead, at any time, if it answers that it is."""
     began_at = now if began_at is None else began_at
     uptime = now if uptime is None else uptime
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An idle or unreachable engine need not make progress; one that accepts connections and does not answer must.
-    is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None))
+    is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None)) or outcome.asleep
     progressed_at = (
         uptime if has_progressed or is_resting or probed_health.progressed_at is None else probed_health.progressed_at
     )
@@ -300,6 +306,7 @@ def apply_outcome(
         idle_span=_extend_idle_span(probed_health, outcome, began_at),
         probed_at=began_at,
         error=outcome.error,
+        canary=outcome.canary or probed_health.canary,
         figures=probed_health.figures.merge_figures(outcome.figures),
         system_first=probed_health.system_first if outcome.system_first is None else outcome.system_first,
         kv_cache_tokens=outcome.kv_cache_tokens or probed_health.kv_cache_tokens,
@@ -307,6 +314,8 @@ def apply_outcome(
     new_health = _note_preemptions(new_health, outcome.preemptions, uptime)
     if outcome.dead:
         return replace(new_health, health=Health.DEAD)
+    if outcome.asleep:
+        return replace(new_health, health=Health.SLEEPING)
     if probed_health.ready_since is None:
         is_ready = outcome.healthy and outcome.generated
         return replace(new_health, health=Health.READY, ready_since=now) if is_ready else new_health

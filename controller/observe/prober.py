@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from common.network.answers import UnreadableAnswerError, gather_whole
-from controller.engines.base import Engine, Probe
+from controller.engines.base import Engine, Probe, SleepCalls
 from controller.observe.health import (
     BUSY_STATUSES,
     LATE_SYSTEM,
@@ -27,6 +27,7 @@ from controller.observe.health import (
     parse_cache_tokens,
     parse_figures,
 )
+from controller.observe.sleep import read_canary, says_asleep
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.state import AppliedFigures
 
@@ -129,6 +130,8 @@ class ProbeTarget:
     base_url: str
     probe: Probe
     token: str | None = field(default=None, repr=False)
+    sleep: SleepCalls | None = None
+    """None: the engine cannot sleep. Else its canary is asked in place of the probe's first token."""
     ready_since: float | None = field(default=None, compare=False)
     """Unix time at which an earlier controller saw the engine ready; None: not known. An engine that was ready is not
     asked for a first token again, since that could queue behind the requests that the engine serves."""
@@ -267,10 +270,19 @@ class Prober:
             # vLLM answers 503 here once its engine is dead; a server that is still loading answers 503 as well.
             is_dead = "EngineDead" in text
             return ProbeOutcome(healthy=False, dead=is_dead, error=f"health: HTTP {status}")
+        if target.sleep is not None:
+            try:
+                _, text = await self._get(target, target.sleep.state_path)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return ProbeOutcome(healthy=False, error=f"sleep: {error or type(error).__name__}")
+            if says_asleep(text):
+                return ProbeOutcome(healthy=True, asleep=True)
         if target_state.probed_health.ready_since is None and target.probe.ready_path:
-            if fault := await self._request_first_token(target):
+            fault, canary = await self._request_first_token(target)
+            if fault is not None:
                 return ProbeOutcome(healthy=True, error=fault)
-            return await self._add_model_facts(ProbeOutcome(healthy=True, generated=True), target_state)
+            outcome = ProbeOutcome(healthy=True, generated=True, canary=canary)
+            return await self._add_model_facts(outcome, target_state)
         outcome = await self._add_figures(ProbeOutcome(healthy=True, generated=True), target)
         return await self._add_model_facts(outcome, target_state)
 
@@ -317,15 +329,21 @@ class Prober:
                 figures = figures.merge_figures(parse_figures(path, text))
         return figures
 
-    async def _request_first_token(self, target: ProbeTarget) -> str | None:
+    async def _request_first_token(self, target: ProbeTarget) -> tuple[str | None, str | None]:
+        """Return why there is no first token (None: there is), and the answer to the canary where that was asked."""
         timeout = aiohttp.ClientTimeout(total=FIRST_TOKEN_TIMEOUT_S, sock_connect=2.0)
-        url, body = target.base_url + target.probe.ready_path, dict(target.probe.ready_body)
+        path, body = target.probe.ready_path, dict(target.probe.ready_body)
+        if target.sleep is not None:
+            path, body = target.sleep.canary_path, dict(target.sleep.canary_body)
+        url = target.base_url + path
         try:
             async with self._session.post(url, json=body, headers=_headers(target), timeout=timeout) as answer:
                 text = await _read_text(answer)
-                return None if answer.status == 200 else f"first token: HTTP {answer.status}: {text[:300]}"
+                if answer.status != 200:
+                    return f"first token: HTTP {answer.status}: {text[:300]}", None
+                return None, None if target.sleep is None else read_canary(text)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return f"first token: {error or type(error).__name__}"
+            return f"first token: {error or type(error).__name__}", None
 
     async def _add_figures(self, outcome: ProbeOutcome, target: ProbeTarget) -> ProbeOutcome:
         """Add the figures of the engine's metrics. Without metrics, return the outcome as it is."""

@@ -115,7 +115,29 @@ class Remove(ReplicaAction):
     failure: Verdict | None = None
 
 
-Action: TypeAlias = Preflight | PullImage | DownloadSource | Start | Drain | Undrain | Stop | Remove
+@dataclass(frozen=True, slots=True)
+class PutToSleep(ReplicaAction):
+    """Plan action: let an empty replica let go of most GPU memory, in place of a stop. `claims`: MiB that it reserves
+    meanwhile, by GPU uuid or HOST."""
+
+    kind: ClassVar[str] = "sleep"
+    name: str
+    reason: str
+    claims: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(ReplicaAction):
+    """Plan action: end a replica's sleep. `claims`: MiB that it reserves awake, by GPU uuid or HOST. Until it has
+    answered its canary as when it was loaded, it gets no request."""
+
+    kind: ClassVar[str] = "wake"
+    name: str
+    reason: str
+    claims: Mapping[str, int]
+
+
+Action: TypeAlias = Preflight | PullImage | DownloadSource | Start | Drain | Undrain | Stop | Remove | PutToSleep | Wake
 
 
 @dataclass(frozen=True, slots=True)

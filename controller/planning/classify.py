@@ -9,7 +9,7 @@ from typing import Final
 
 from controller.engines import REPLICA_ENGINES
 from controller.planning.gpu_use import explain_unused_gpus
-from controller.state import DesiredModel, Health, ObservedReplica, OpKind, PendingOp, Phase, ReplicaId
+from controller.state import DesiredModel, Health, ObservedReplica, PendingOp, Phase, ReplicaId
 
 _UNKNOWN: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
@@ -27,13 +27,17 @@ class Buckets:
     half_created: list[ObservedReplica] = field(default_factory=list)
     """Replicas that were created and not started, without an operation under way."""
     broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
-    """Running replicas that are dead, stalled or past their start deadline, each with the reason."""
+    """Running replicas that are dead, stalled, past their start deadline or failed to sleep or wake, each with the
+    reason."""
     off_gpu: list[tuple[ObservedReplica, str]] = field(default_factory=list)
     """Ready replicas that do not compute on the GPUs that they claim, each with the reason."""
     current: dict[int, ObservedReplica | None] = field(default_factory=dict)
     """Wanted index to the replica that runs the declared definition; None: its start is under way."""
     outdated: dict[int, ObservedReplica] = field(default_factory=dict)
     """Wanted index to the replica that runs an older definition."""
+    asleep: dict[int, ObservedReplica] = field(default_factory=dict)
+    """Index to the replica of the declared definition that sleeps there, where nothing else runs or starts: also of an
+    evicted model."""
     surplus: list[ObservedReplica] = field(default_factory=list)
     """Running replicas that are not wanted."""
 
@@ -66,12 +70,16 @@ def classify_replicas(
             buckets.half_created.append(replica)
         elif reason := _breakage_reason(model, replica, now):
             buckets.broken.append((replica, reason))
+        elif replica.is_asleep:
+            _sort_asleep(model, replica, buckets)
         elif reason := _off_gpu_reason(model, replica, gpu_use):
             buckets.off_gpu.append((replica, reason))
         else:
             _sort_alive(model, replica, buckets)
     for operation in operations.values():
         _sort_busy(model, operation, None, buckets)
+    for index in buckets.asleep.keys() & (buckets.current.keys() | buckets.outdated.keys()):
+        buckets.surplus.append(buckets.asleep.pop(index))
     return buckets
 
 
@@ -85,7 +93,7 @@ def _sort_busy(
     model: DesiredModel | None, operation: PendingOp, replica: ObservedReplica | None, buckets: Buckets
 ) -> None:
     index = operation.id.index
-    is_start = operation.kind is OpKind.START and (replica is None or replica.phase is not Phase.EXITED)
+    is_start = operation.kind.is_coming and (replica is None or replica.phase is not Phase.EXITED)
     is_wanted = model is not None and index < model.replicas and operation.id.spec_hash == model.spec_hash
     if is_start and is_wanted and index not in buckets.current:
         buckets.current[index] = None
@@ -106,7 +114,18 @@ def _sort_alive(model: DesiredModel | None, replica: ObservedReplica, buckets: B
         bucket[index] = replica
 
 
+def _sort_asleep(model: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
+    count = 0 if model is None or not model.runs else model.replicas or model.demand_replicas
+    is_current = model is not None and replica.id.spec_hash == model.spec_hash and replica.id.index < count
+    if is_current and replica.id.index not in buckets.asleep:
+        buckets.asleep[replica.id.index] = replica
+    else:
+        buckets.surplus.append(replica)
+
+
 def _breakage_reason(model: DesiredModel | None, replica: ObservedReplica, now: float) -> str | None:
+    if replica.fault is not None:
+        return replica.fault
     if replica.health is Health.DEAD:
         return "the engine says that it is dead"
     if replica.health is Health.STALLED:

@@ -6,7 +6,9 @@ evicted when it was not used for its `idle_ttl_s`, or when another model needs i
 - among idle models, the one with the highest ratio of idle seconds to reload seconds is evicted first, at once;
 - a busy model gets no new requests once another model has waited for `swap_wait_s`, and is stopped when it is empty;
 - no model is evicted before it has been loaded for `min_residency_s`;
-- no model is evicted for another whose start is not known to be possible, or that would not fit even then.
+- no model is evicted for another whose start is not known to be possible, or that would not fit even then;
+- an evicted replica that can sleep does so where what it then holds has room beside all that is wanted, else it is
+  stopped. Of those that sleep, the ones that sleep longest are stopped once their memory is needed.
 
 While one model holds the room, requests for another gather, and are then served together.
 
@@ -30,13 +32,23 @@ from controller.planning.eviction_candidates import (
     is_evictable,
     pending_models,
 )
-from controller.planning.placement import ClaimLedger, NoRoom, explain_leaving, place_replica
+from controller.planning.placement import (
+    ClaimLedger,
+    NoRoom,
+    Placement,
+    explain_leaving,
+    find_shortage,
+    place_replica,
+    place_sleeper,
+)
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
     DesiredModel,
     DesiredState,
     ObservedReplica,
     ObservedState,
+    OpKind,
+    Phase,
     ReplicaKey,
     Statement,
 )
@@ -69,6 +81,10 @@ class EvictionDecision:
     """Sort keys of the models that lack a replica; see `RoomAllocator.order_queue`."""
     wake_times: tuple[float, ...] = ()
     """Unix times at which the decision may change by time alone."""
+    sleeping: frozenset[str] = frozenset()
+    """Names of the replicas that sleep on, and of those that leave by eviction and go to sleep once they are empty."""
+    waking: frozenset[str] = frozenset()
+    """Names of the sleeping replicas that got room to be woken."""
 
     def queue_place(self, model: DesiredModel | None) -> tuple[int, float, str]:
         """Return the sort key of a model in the queue for room; the least gets room first. None (a model that is not
@@ -95,7 +111,8 @@ def decide_evictions(
     ]
     candidates = {each.name: each for each in sorted(evictable, key=lambda each: each.eviction_order(now))}
     missing_indices = missing_replicas(desired_on_demand, observed)
-    if not missing_indices and not candidates:
+    sleepable = [each for each in observed.replicas if each.sleep is not None and each.phase is Phase.RUNNING]
+    if not missing_indices and not candidates and not sleepable:
         return EvictionDecision(desired_on_demand, reload_requested=reload_names)
     leaving = leaving_replicas(desired_on_demand, observed)
     prompt = [each for each, since in leaving if now - since < desired.swap_wait_s]
@@ -108,7 +125,7 @@ def decide_evictions(
         missing_indices,
         current_ledger=ledger,
         free_ledger=ledger.copy_without(()),
-        future_ledger=ledger.copy_as_promised(prompt, observed),
+        future_ledger=ledger.copy_as_promised([*prompt, *ledger.sleepers.values()], observed),
         leaving=prompt,
         slowly_leaving=slow,
         coming_claims=coming_replicas(desired_on_demand, observed, candidates),
@@ -126,6 +143,7 @@ def decide_evictions(
             statement=Statement("autoload", since, f"{reason}; the next request loads it"),
             drain_ends=False,
         )
+    waking = frozenset(allocator.woken)
     return EvictionDecision(
         replace(desired_on_demand, models=models),
         {name: reason for name, (_, reason) in allocator.evicted.items()},
@@ -133,6 +151,8 @@ def decide_evictions(
         reload_names,
         {model.name: allocator.order_queue(model) for model in unplaced_models},
         tuple(allocator.wake_times),
+        allocator.settle_sleepers(models, [each for each in sleepable if each.name not in waking]),
+        waking,
     )
 
 
@@ -181,6 +201,8 @@ class RoomAllocator:
     """Result: models that wait for room, to what they wait for, in words."""
     allocated_models: set[str] = field(default_factory=set)
     """Models that got free, leaving or promised room in this decision."""
+    woken: dict[str, ObservedReplica] = field(default_factory=dict)
+    """Result: sleeping replicas that got room to be woken, by name."""
     wake_times: list[float] = field(default_factory=list)
 
     def order_queue(self, model: DesiredModel) -> tuple[int, float, str]:
@@ -219,16 +241,18 @@ class RoomAllocator:
 
     def _seek_room(self, model: DesiredModel) -> None:
         placement = self._place_missing(model, self.future_ledger)
+        if self._makes_room_to_wake(model, placement):
+            return
         if not isinstance(placement, NoRoom):
             self._claim_room(model, placement)
             placement_now = self._place_missing(model, self.free_ledger)
             if not isinstance(placement_now, NoRoom):
-                for claims in placement_now:
-                    self.free_ledger.add_claims(claims, model=model.name)
+                for each in placement_now:
+                    _book_placement(self.free_ledger, each, model)
             elif placement_now.is_releasing:
                 self.wait_reasons[model.name] = _NOT_RELEASED
             elif not placement_now.waiting:
-                self.wait_reasons[model.name] = explain_leaving(self.leaving)
+                self.wait_reasons[model.name] = explain_leaving(self.leaving or self.free_ledger.sleepers.values())
         elif placement.waiting:
             return
         elif model.statement.kind == "autoload" and not self._has_waiting_requests(model):
@@ -250,6 +274,52 @@ class RoomAllocator:
             else:
                 self.wake_times.append(due_at)
 
+    def _makes_room_to_wake(self, model: DesiredModel, placement: list[Placement] | NoRoom) -> bool:
+        """Where a replica of the model sleeps and cannot be woken beside others, evict idle models for it that can
+        sleep themselves: that takes less time than a start on other GPUs. Return whether that was done."""
+        sleeping_count = sum(self._find_sleeper(model, index) is not None for index in self.missing_indices[model.name])
+        if not sleeping_count or _count_wakes(placement) == sleeping_count:
+            return False
+        idle_sleepers = (
+            each
+            for each in self._candidates_for(model)
+            if not each.is_busy
+            and self.now >= each.stays_until
+            and all(replica.sleep is not None for replica in each.replicas)
+        )
+        victims = self._choose_victims(model, idle_sleepers, least_wakes=sleeping_count)
+        if victims is not None:
+            self._evict_for(model, victims)
+        return victims is not None
+
+    def settle_sleepers(
+        self, models: Mapping[str, DesiredModel], sleepable: Iterable[ObservedReplica]
+    ) -> frozenset[str]:
+        """Return the names of the replicas that sleep on, and of those that leave by eviction and shall go to sleep:
+        the ones whose claims asleep have room beside everything that is wanted. Those that sleep or leave since last
+        come first. `models`: as decided. `sleepable`: running replicas that sleep or can, without those that are
+        woken."""
+        resting = [each for each in sleepable if self._may_rest(models.get(each.id.model), each)]
+        sleeping = set()
+        for replica in sorted(resting, key=lambda each: (-_asleep_since(each, self.now), each.name)):
+            assert replica.sleep is not None, "only those that can sleep are given"
+            claims, is_slow = replica.sleep.asleep_claims, replica in self.slowly_leaving
+            beside = self._ledger_without_replicas([replica]) if is_slow else self.future_ledger
+            if self.observed.gpus is None or find_shortage(claims, self.observed, beside) is None:
+                sleeping.add(replica.name)
+                if not is_slow:  # whose claims are still in the ledger
+                    self.future_ledger.add_claims(claims, model=replica.id.model)
+        return frozenset(sleeping)
+
+    def _may_rest(self, model: DesiredModel | None, replica: ObservedReplica) -> bool:
+        operation = self.observed.pending.get(replica.name)
+        is_called_off = operation is not None and operation.kind is not OpKind.SLEEP
+        if model is None or is_called_off or replica.id.spec_hash != model.spec_hash or replica.fault is not None:
+            return False
+        if model.replicas:  # it is wanted, and waits for room
+            return replica.is_asleep and model.name not in self.allocated_models
+        return replica.id.index < model.demand_replicas
+
     def _has_waiting_requests(self, model: DesiredModel) -> bool:
         waiting_count = self.observed.traffic.get(model.name, UNUSED).waiting
         # Unknown is not none.
@@ -262,23 +332,37 @@ class RoomAllocator:
         failures = map(self.observed.failures.get, keys)
         return any(failure is not None and failure.must_wait(self.now) for failure in failures)
 
-    def _claim_room(self, model: DesiredModel, claims_list: Iterable[Mapping[str, int]]) -> None:
+    def _claim_room(self, model: DesiredModel, placements: Iterable[Placement]) -> None:
         self.allocated_models.add(model.name)
-        for claims in claims_list:
-            self.future_ledger.add_claims(claims, model=model.name)
+        for placement in placements:
+            self.future_ledger.add_claims(placement.claims, model=model.name)
+            if placement.sleeper is not None:
+                self.woken[placement.sleeper.name] = placement.sleeper
             if is_evictable(model):
-                self.coming_claims.setdefault(model.name, []).append(claims)
+                self.coming_claims.setdefault(model.name, []).append(placement.claims)
 
-    def _place_missing(self, model: DesiredModel, ledger: ClaimLedger) -> list[Mapping[str, int]] | NoRoom:
-        """Return the claims of all missing replicas of the model if placed on `ledger`, which is not changed."""
-        scratch, claims_list = ledger.copy_without(()), []
-        for _ in self.missing_indices[model.name]:
-            placement = place_replica(model, self.observed, scratch)
+    def _place_missing(self, model: DesiredModel, ledger: ClaimLedger) -> list[Placement] | NoRoom:
+        """Return the places of all missing replicas of the model on `ledger`, which is not changed. Where one sleeps
+        and can be woken, that is its place."""
+        scratch, placements = ledger.copy_without(()), []
+        for index in self.missing_indices[model.name]:
+            placement = self._place_index(model, index, scratch)
             if isinstance(placement, NoRoom):
                 return placement
-            scratch.add_claims(placement.claims, model=model.name)
-            claims_list.append(placement.claims)
-        return claims_list
+            _book_placement(scratch, placement, model)
+            placements.append(placement)
+        return placements
+
+    def _place_index(self, model: DesiredModel, index: int, ledger: ClaimLedger) -> Placement | NoRoom:
+        sleeper = self._find_sleeper(model, index)
+        placement = None if sleeper is None else place_sleeper(sleeper, self.observed, ledger)
+        if placement is None or (isinstance(placement, NoRoom) and not placement.waiting):
+            return place_replica(model, self.observed, ledger)
+        return placement
+
+    def _find_sleeper(self, model: DesiredModel, index: int) -> ObservedReplica | None:
+        key = ReplicaKey(model.name, index, model.spec_hash)
+        return next((each for each in self.current_ledger.sleepers.values() if each.id.key == key), None)
 
     def _make_room(self, model: DesiredModel) -> None:
         if self._choose_victims(model, self._candidates_for(model)) is None:
@@ -301,10 +385,14 @@ class RoomAllocator:
         elif not self._is_start_checked(model, victims):
             self.wait_reasons[model.name] = f"{WAITING_FOR_ROOM}: whether it can be started is being checked"
         else:
-            for each in victims:
-                self.evicted[each.name] = (since, f"makes room for {model.name}")
-            self.wait_reasons[model.name] = explain_leaving(replica for each in victims for replica in each.replicas)
-            self._hold_room(model, victims)
+            self._evict_for(model, victims)
+
+    def _evict_for(self, model: DesiredModel, victims: Collection[EvictionCandidate]) -> None:
+        since = self.observed.traffic.get(model.name, UNUSED).waits_since or model.statement.since
+        for each in victims:
+            self.evicted[each.name] = (since, f"makes room for {model.name}")
+        self.wait_reasons[model.name] = explain_leaving(replica for each in victims for replica in each.replicas)
+        self._hold_room(model, victims)
 
     def _candidates_for(self, model: DesiredModel) -> Iterator[EvictionCandidate]:
         """Yield the candidates that may go for the model, whose room nobody has got yet, in the order of eviction."""
@@ -362,25 +450,52 @@ class RoomAllocator:
             self.wake_times.append(starves_at)
 
     def _choose_victims(
-        self, model: DesiredModel, candidates: Iterable[EvictionCandidate]
+        self, model: DesiredModel, candidates: Iterable[EvictionCandidate], *, least_wakes: int = 0
     ) -> Collection[EvictionCandidate] | None:
         """Return the first candidates whose eviction makes room, without those that need not go. None: evicting all of
-        them does not make room."""
+        them does not make room. `least_wakes`: how many of the model's replicas must be woken there, not started."""
+
+        def is_enough(victims: list[EvictionCandidate]) -> bool:
+            placement = self._place_missing(model, self._ledger_without(victims))
+            return not isinstance(placement, NoRoom) and _count_wakes(placement) >= least_wakes
+
         victims: list[EvictionCandidate] = []
         for last in candidates:
             victims.append(last)
-            if isinstance(self._place_missing(model, self._ledger_without(victims)), NoRoom):
+            if not is_enough(victims):
                 continue
             for each in victims[-2::-1]:
                 fewer_victims = [other for other in victims if other is not each]
-                if not isinstance(self._place_missing(model, self._ledger_without(fewer_victims)), NoRoom):
+                if is_enough(fewer_victims):
                     victims = fewer_victims
             return victims
         return None
 
     def _ledger_without(self, victims: Iterable[EvictionCandidate], ledger: ClaimLedger | None = None) -> ClaimLedger:
-        replicas = [replica for each in victims for replica in each.replicas]
+        return self._ledger_without_replicas([replica for each in victims for replica in each.replicas], ledger)
+
+    def _ledger_without_replicas(
+        self, replicas: Collection[ObservedReplica], ledger: ClaimLedger | None = None
+    ) -> ClaimLedger:
         return (ledger or self.future_ledger).copy_without_replicas(replicas, self.observed)
+
+
+def _count_wakes(placement: list[Placement] | NoRoom) -> int:
+    return 0 if isinstance(placement, NoRoom) else sum(each.sleeper is not None for each in placement)
+
+
+def _book_placement(ledger: ClaimLedger, placement: Placement, model: DesiredModel) -> None:
+    """Book a place, without keeping its GPUs busy: whoever comes next may be placed beside it."""
+    busy_replicas = dict(ledger.busy_replicas)
+    if placement.sleeper is not None:
+        ledger.book_wake(placement.sleeper, placement.claims)
+    else:
+        ledger.add_claims(placement.claims, model=model.name)
+    ledger.busy_replicas = busy_replicas
+
+
+def _asleep_since(replica: ObservedReplica, now: float) -> float:
+    return now if replica.sleep is None or replica.sleep.since is None else replica.sleep.since
 
 
 def _candidate_names(candidates: Iterable[EvictionCandidate]) -> str:

@@ -58,18 +58,18 @@ class EvictionCandidate:
 
 
 def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
-    """Return the running replicas, ready or not, by model name, each model's in the order observed. Models without a
-    running replica are left out."""
+    """Return the running replicas, ready or not, without those that sleep, by model name, each model's in the order
+    observed. Models without one are left out."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
-        if replica.phase is Phase.RUNNING:
+        if replica.phase is Phase.RUNNING and not replica.is_asleep:
             replicas_by_model.setdefault(replica.id.model, []).append(replica)
     return replicas_by_model
 
 
 def pending_models(observed: ObservedState) -> set[str]:
-    """Return the names of the models with a replica whose start, stop or removal is under way, or has ended since the
-    last observation began."""
+    """Return the names of the models with a replica whose start, stop, removal, sleep or wake is under way, or has
+    ended since the last observation began."""
     return {operation.id.model for operation in observed.pending.values()}
 
 
@@ -77,6 +77,14 @@ def is_evictable(model: DesiredModel | None) -> bool:
     """Whether a model may be evicted at all: a request would load it again, no operator loaded or unloaded it, and it
     is not pinned. None: the model is not declared; False. Use, residency and replicas are not looked at."""
     return model is not None and model.autoload and not model.pinned and model.statement.kind in ("autoload", "file")
+
+
+def _last_load(replica: ObservedReplica) -> tuple[float | None, float | None]:
+    """Return when the replica's last load or wake began and ended."""
+    sleep = replica.sleep
+    if sleep is None or sleep.woken_at is None:
+        return replica.started_at, replica.ready_since
+    return sleep.woken_at - (sleep.wake_s or 0.0), sleep.woken_at
 
 
 def candidate_of(
@@ -94,7 +102,7 @@ def candidate_of(
     """
     if model.name in pending_names or not (is_evictable(model) and model.replicas and replicas):
         return None
-    moments = [(each.started_at, each.ready_since) for each in replicas]
+    moments = [_last_load(each) for each in replicas]
     # None later than now: the clock was set back.
     ready_times = [min(since, now) for _, since in moments if since is not None]
     if len(ready_times) < len(moments):

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from controller.engines.base import Verdict
-from controller.planning.actions import Action, Blocked, Drain, Remove, Stop, Undrain
+from controller.planning.actions import Action, Blocked, Drain, PutToSleep, Remove, Stop, Undrain
 from controller.planning.backoff import verdict_of_exit
 from controller.planning.classify import Buckets
-from controller.planning.placement import ClaimLedger
+from controller.planning.placement import ClaimLedger, find_shortage
 from controller.state import HOST, DesiredModel, Failure, ObservedReplica, ObservedState, ReplicaKey
 
 VANISHED_DRAIN_S: Final = 300.0
@@ -32,6 +32,10 @@ class ModelTurn:
     preflight_recheck_s: float
     wait_reason: str | None = None
     """The room that the model waits for, in words; None: it need not wait for others to leave."""
+    sleeping: frozenset[str] = frozenset()
+    """Names of replicas that sleep on, or that go to sleep once they are empty."""
+    waking: frozenset[str] = frozenset()
+    """Names of sleeping replicas that are woken once there is room."""
     buckets: Buckets = field(default_factory=Buckets)
     actions: list[Action] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
@@ -41,7 +45,8 @@ class ModelTurn:
 
     def clear_replicas(self) -> None:
         """Add the actions that remove ended and half-created replicas, stop broken ones and ones that do not compute on
-        their GPUs, and retire surplus ones. Failures are noted in `failed_keys`.
+        their GPUs, retire surplus ones, and stop sleeping ones whose memory is needed. Failures are noted in
+        `failed_keys`.
 
         Call it once, after `buckets` was set.
         """
@@ -58,6 +63,9 @@ class ModelTurn:
             self._stop_now(Stop(replica.id, replica.name, reason, Verdict(reason), served=False), replica)
         for replica in self.buckets.surplus:
             self.retire_replica(replica, self._surplus_reason())
+        for replica in self.buckets.asleep.values():
+            if replica.name not in self.sleeping | self.waking:
+                self._stop(replica, "its memory is needed while it sleeps")
 
     def _stop_now(self, stop: Stop, replica: ObservedReplica) -> None:
         """Stop a replica that has failed, whoever else loads or stops on its GPUs: it serves nobody, and its failure is
@@ -85,15 +93,18 @@ class ModelTurn:
         """Add the next step of retiring a replica: drain it, then stop it once it is empty or its deadline has passed.
 
         While the drain goes on, note the deadline in `wake_times`; the drain of an operator's unload has none. A
-        replica that was never ready is stopped without a drain, since no request was ever routed to it. A stop that is
-        due while another replica loads or stops on one of its GPUs is noted in `blocked` instead.
+        replica that was never ready, or sleeps, is stopped without a drain, since no request is routed to it. An empty
+        one among `sleeping` is put to sleep, not stopped. A stop or sleep that is due while another replica loads or
+        stops on one of its GPUs is noted in `blocked` instead.
         """
         draining = replica.draining
         deadline = self._drain_deadline(self.now if draining is None else draining.since)
-        if replica.ready_since is None:
+        if replica.ready_since is None or replica.is_asleep:
             self._stop(replica, reason)
         elif draining is None:
             self.actions.append(Drain(replica.id, replica.name, reason, deadline))
+        elif draining.idle and replica.name in self.sleeping:
+            self._put_to_sleep(replica, f"{reason}; drained")
         elif draining.idle:
             self._stop(replica, f"{reason}; drained")
         elif deadline is not None and self.now >= deadline:
@@ -109,14 +120,30 @@ class ModelTurn:
                 self.retire_replica(current, reason)
 
     def _stop(self, replica: ObservedReplica, reason: str) -> None:
-        """Stop a replica, unless another one loads or stops on its GPUs: engines measure what memory is free then."""
+        self._end(replica, Stop(replica.id, replica.name, reason), "stopped")
+
+    def _put_to_sleep(self, replica: ObservedReplica, reason: str) -> None:
+        """Put an empty replica to sleep, once main memory holds what it then takes of it. The memory of its GPUs is
+        theirs until the sleep has ended."""
+        assert replica.sleep is not None, "only those that can sleep are among `sleeping`"
+        claims = replica.sleep.changing_claims
+        rise = {HOST: claims.get(HOST, 0) - replica.claims.get(HOST, 0)}
+        if (shortage := find_shortage(rise, self.observed, self.ledger)) is not None:
+            self.blocked.append(Blocked(replica.id.model, replica.id.index, f"its sleep waits for room: {shortage}"))
+        elif self._end(replica, PutToSleep(replica.id, replica.name, reason, claims), "put to sleep"):
+            self.ledger.add_claims(rise)
+
+    def _end(self, replica: ObservedReplica, action: Stop | PutToSleep, word: str) -> bool:
+        """Add the action, unless another replica loads or stops on the GPUs: engines measure what memory is free then.
+        Return whether it was added."""
         busy_replica = self.ledger.find_busy_neighbour(replica)
         if busy_replica is None:
-            self.actions.append(Stop(replica.id, replica.name, reason))
+            self.actions.append(action)
             self._book_gpus(replica)
         else:
-            wait_reason = f"it is stopped once {busy_replica} is done on its GPU"
+            wait_reason = f"it is {word} once {busy_replica} is done on its GPU"
             self.blocked.append(Blocked(replica.id.model, replica.id.index, wait_reason))
+        return busy_replica is None
 
     def _drain_deadline(self, since: float) -> float | None:
         """None: an operator's unload, which waits as long as it takes."""

@@ -65,6 +65,8 @@ class ClaimLedger:
     """Uuids of GPUs that share main memory."""
     leaving: tuple[ObservedReplica, ...] = ()
     """Replicas whose claims this ledger has and that are about to end. `place_or_wait` waits for their room."""
+    sleepers: dict[str, ObservedReplica] = field(default_factory=dict)
+    """Sleeping replicas whose claims are in the ledger, by name."""
     waits_for_busy: bool = True
     """Whether there is no room on a busy GPU. False: the ledger says where room will be, whoever loads there now."""
 
@@ -82,7 +84,11 @@ class ClaimLedger:
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
             is_unsettled = replica.ready_since is None or operation is not None
-            ledger.add_claims(replica.claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
+            changes_sleep = operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE)
+            claims = operation.claims if operation is not None and changes_sleep else replica.claims
+            ledger.add_claims(claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
+            if replica.is_asleep and operation is None:
+                ledger.sleepers[replica.name] = replica
         for name, operation in sorted(observed.pending.items()):
             if name not in seen_names and operation.kind is OpKind.START:
                 ledger.add_claims(operation.claims, model=operation.id.model, busy_with=name)
@@ -100,6 +106,13 @@ class ClaimLedger:
                 self.models_by_gpu.setdefault(uuid, set()).add(model)
             if busy_with is not None and uuid != HOST:
                 self.busy_replicas[uuid] = busy_with
+
+    def book_wake(self, replica: ObservedReplica, claims: Mapping[str, int]) -> None:
+        """Put the claims of a replica that wakes in the place of those that it has asleep, and its GPUs are busy."""
+        if self.sleepers.pop(replica.name, None) is not None:
+            for uuid, mib in replica.claims.items():
+                self.claimed_mib[uuid] -= mib
+        self.add_claims(claims, model=replica.id.model, busy_with=replica.name)
 
     def claimed_on(self, key: str) -> int:
         """Return the MiB claimed of a GPU (by uuid) or of main memory (HOST); 0 for an unknown key.
@@ -138,6 +151,7 @@ class ClaimLedger:
             models,
             self.unified_gpus,
             self.leaving,
+            dict(self.sleepers),
             self.waits_for_busy,
         )
         for each in claims:
@@ -153,6 +167,7 @@ class ClaimLedger:
         copy = self.copy_without(())
         copy.leaving = tuple(each for each in self.leaving if each not in replicas)
         for replica in replicas:
+            copy.sleepers.pop(replica.name, None)
             for uuid, mib in replica.claims.items():
                 copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
         for replica in replicas:
@@ -178,7 +193,7 @@ class ClaimLedger:
             return claim_mib
         known_mibs = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
         operation = observed.pending.get(replica.name)
-        is_ending = operation is not None and operation.kind is not OpKind.START
+        is_ending = operation is not None and not operation.kind.is_coming
         if known_mibs and is_ending and uuid not in self.unified_gpus:
             # Its processes end one after the other, and each is gone from the list before its memory is free.
             others_mib = sum(each.mib or 0 for each in gpu.processes or () if each.replica != replica.name)
@@ -197,6 +212,8 @@ class Placement:
     need of main memory is unknown. Nothing is reserved until the claims are added to a ledger."""
 
     claims: Mapping[str, int]
+    sleeper: ObservedReplica | None = None
+    """The replica to wake there. None means that one is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +301,44 @@ def _place_on_gpus(
         mib = requirement.mib_on_gpu(gpu)
         gpu_claims[gpu.uuid] = gpu.total_mib - _own_host_mib(requirement, gpu, ledger) if mib is None else mib
     return Placement(gpu_claims | host_claims)
+
+
+def place_sleeper(replica: ObservedReplica, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
+    """Find the room that a sleeping replica needs awake, which is on its own GPUs, beside the claims of the others in
+    `ledger`. Nothing is booked, and nothing is raised."""
+    assert replica.sleep is not None, "only a replica that can sleep is placed again"
+    claims = replica.sleep.awake_claims
+    beside = ledger.copy_without_replicas([replica], observed) if replica.name in ledger.sleepers else ledger
+    reason = find_shortage(claims, observed, beside)
+    if reason is not None:
+        left_s = (observed.at - observed.left_at.get(uuid, -RELEASE_S) for uuid in claims if uuid != HOST)
+        unused = replace(observed, gpus=tuple(replace(gpu, used_mib=0) for gpu in observed.gpus or ()))
+        is_releasing = any(each < RELEASE_S for each in left_s) and find_shortage(claims, unused, beside) is None
+        return NoRoom(reason, waiting=observed.gpus is None or is_releasing, is_releasing=is_releasing)
+    busy = next((beside.busy_replicas[uuid] for uuid in claims if uuid in beside.busy_replicas), None)
+    if ledger.waits_for_busy and busy is not None:
+        return NoRoom(f"its GPU is busy with {busy}", waiting=True)
+    return Placement(claims, replica)
+
+
+def find_shortage(claims: Mapping[str, int], observed: ObservedState, ledger: ClaimLedger) -> str | None:
+    """Return why these claims, MiB by GPU uuid or HOST, have no room beside those in `ledger`; None: they have."""
+    gpus = {gpu.uuid: gpu for gpu in observed.gpus or ()}
+    host_mib = claims.get(HOST, 0)
+    if observed.host_mib is not None and ledger.claimed_on(HOST) + host_mib > observed.host_mib:
+        free_mib = max(0, observed.host_mib - ledger.claimed_on(HOST))
+        return f"needs {host_mib} MiB of main memory; free: {free_mib} of {observed.host_mib} MiB"
+    for uuid, mib in claims.items():
+        if uuid == HOST:
+            continue
+        if uuid not in gpus:
+            return "a GPU on which it sleeps cannot be read"
+        needed_mib = mib + (host_mib if uuid in ledger.unified_gpus else 0)
+        if _free_mib(gpus[uuid], ledger) < needed_mib:
+            gpu = gpus[uuid]
+            free_mib = max(0, _free_mib(gpu, ledger))
+            return f"needs {needed_mib} MiB; free: GPU {gpu.label} has {free_mib} of {gpu.total_mib} MiB"
+    return None
 
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:

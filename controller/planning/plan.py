@@ -10,6 +10,7 @@ Invariants, held by tests/properties/controller/planning/test_plan.py:
 - nothing is drained for a replacement before the replacement's preflight succeeded;
 - a roll takes one replica at a time: of n that serve, n - 1 go on serving;
 - nothing is started before its backoff is over;
+- a sleeping replica is woken only where its claims have room, and is stopped once its memory is needed;
 - a model is evicted only as controller/planning/eviction.py allows;
 - no action names a replica that was not observed as ours.
 """
@@ -20,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from controller.planning.actions import WAITING_FOR_ROOM, Blocked, Plan, Stop
+from controller.planning.actions import WAITING_FOR_ROOM, Blocked, Plan, PutToSleep, Stop
 from controller.planning.classify import classify_replicas
 from controller.planning.eviction import decide_evictions
 from controller.planning.model_turn import ModelTurn
@@ -55,6 +56,7 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
         model, wait_reason = desired.models.get(name), decision.wait_reasons.get(name)
         turn = ModelTurn(model, observed, ledger, now, desired.preflight_recheck_s, wait_reason)
+        turn.sleeping, turn.waking = decision.sleeping, decision.waking
         turn.buckets = classify_replicas(turn.model, replicas[name], pending[name], now, observed.gpu_use)
         turn.clear_replicas()
         turns.append(turn)
@@ -66,8 +68,8 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     if _awaits_release(blocked, observed):
         times.append(now + RELEASE_CHECK_S)
     wake_times = [wake_at for wake_at in times if wake_at > now]
-    stopping_models = {action.id.model for action in actions if isinstance(action, Stop)}
-    staying_models = {replica.id.model for replica in observed.replicas} - stopping_models
+    stopping_models = {action.id.model for action in actions if isinstance(action, Stop | PutToSleep)}
+    staying_models = {replica.id.model for replica in observed.replicas if not replica.is_asleep} - stopping_models
     return Plan(
         desired.generation,
         actions,

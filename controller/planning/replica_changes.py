@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from controller.planning.eviction_candidates import EvictionCandidate, is_evictable
-from controller.state import DesiredState, ObservedReplica, ObservedState, OpKind, Phase
+from controller.state import DesiredState, ObservedReplica, ObservedState, Phase
 
 
 def leaving_replicas(desired: DesiredState, observed: ObservedState) -> list[tuple[ObservedReplica, float]]:
-    """Return the running replicas that are being stopped or removed or are not wanted, in the order observed, each with
-    the Unix time at which it began to leave (drain or stop); that of the observation if it is yet to begin."""
+    """Return the running replicas that are being stopped, removed or put to sleep or are not wanted, in the order
+    observed, each with the Unix time at which it began to leave (drain or stop); that of the observation if it is yet
+    to begin. Those that sleep already are not among them."""
     replicas = []
     for replica in observed.replicas:
         model = desired.models.get(replica.id.model)
         operation = observed.pending.get(replica.name)
-        is_ending = operation is not None and operation.kind is not OpKind.START
+        if replica.is_asleep and operation is None:
+            continue  # its room is given to others as they need it
+        is_ending = operation is not None and not operation.kind.is_coming
         is_unwanted = model is None or not model.runs or replica.id.index >= model.replicas
         if replica.phase is Phase.RUNNING and (is_ending or is_unwanted):
             began_at = operation.began_at if operation is not None and is_ending else observed.at
@@ -28,15 +31,17 @@ def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str
     """Return, by model name, the wanted indices (from 0), ascending, at which no engine runs or is being started,
     whatever definition it runs.
 
-    Models that lack no replica, and remote models, have no entry. A replica that is being stopped counts as missing.
+    Models that lack no replica, and remote models, have no entry. A replica that is being stopped or sleeps counts as
+    missing, one that is being woken does not.
     """
     indices_by_model: dict[str, set[int]] = {}
     for replica in observed.replicas:
         operation = observed.pending.get(replica.name)
-        if replica.phase is Phase.RUNNING and (operation is None or operation.kind is OpKind.START):
+        is_there = not replica.is_asleep if operation is None else operation.kind.is_coming
+        if replica.phase is Phase.RUNNING and is_there:
             indices_by_model.setdefault(replica.id.model, set()).add(replica.id.index)
     for operation in observed.pending.values():
-        if operation.kind is OpKind.START:
+        if operation.kind.is_coming:
             indices_by_model.setdefault(operation.id.model, set()).add(operation.id.index)
     missing_indices = {}
     for model in desired.models.values():
@@ -57,13 +62,16 @@ def coming_replicas(
     """
     claims_by_model: dict[str, list[Mapping[str, int]]] = {}
     observed_names = {replica.name for replica in observed.replicas}
-    starts = {name: op for name, op in observed.pending.items() if op.kind is OpKind.START}
+    starts = {name: op for name, op in observed.pending.items() if op.kind.is_coming}
     active_replicas = [
         each
         for each in observed.replicas
-        if each.name in starts or (each.phase is Phase.RUNNING and each.name not in observed.pending)
+        if each.name in starts
+        or (each.phase is Phase.RUNNING and not each.is_asleep and each.name not in observed.pending)
     ]
-    model_claims = [(each.id.model, each.claims) for each in active_replicas]
+    model_claims = [
+        (each.id.model, starts[each.name].claims if each.is_asleep else each.claims) for each in active_replicas
+    ]
     model_claims += [(op.id.model, op.claims) for name, op in starts.items() if name not in observed_names]
     for name, claims in model_claims:
         if name not in candidates and is_evictable(desired.models.get(name)):

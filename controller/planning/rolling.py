@@ -9,6 +9,7 @@ from controller.planning.starting import (
     has_files,
     is_start_checked,
     issue_start,
+    place_index,
     start_replica,
     wait_for_room,
 )
@@ -84,11 +85,14 @@ def _exceeds_room(turn: ModelTurn, model: DesiredModel) -> bool:
         return False
     scratch = turn.ledger.copy_without(())
     for index in missing_indices:
-        placement = place_or_wait(model, turn.observed, scratch)
+        placement = place_index(turn, model, index, scratch)
         if turn.wait_reason is not None:
             wait_for_room(turn, model, index, turn.wait_reason)
             return True
-        if isinstance(placement, Placement):
+        if isinstance(placement, Placement) and placement.sleeper is not None:
+            scratch.book_wake(placement.sleeper, placement.claims)
+            scratch.busy_replicas = dict(turn.ledger.busy_replicas)
+        elif isinstance(placement, Placement):
             scratch.add_claims(placement.claims, model=model.name)
         elif not placement.waiting:
             turn.retire_current(f"all or nothing: no room for replica {index}")

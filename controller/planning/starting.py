@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from controller.planning.actions import DownloadSource, Preflight, PullImage, Start
+from controller.planning.actions import DownloadSource, Preflight, PullImage, Start, Wake
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import NoRoom, Placement, place_or_wait
+from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_or_wait, place_sleeper
 from controller.state import DesiredModel, ReplicaId, ReplicaKey
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
     """Add the action that starts the missing replica at `index`, or the action that must come before it (download,
-    preflight, image pull), and note in the turn what the replica waits for."""
-    if backs_off(turn, model, index) or not has_files(turn, model, index):
+    preflight, image pull), and note in the turn what the replica waits for. A replica that sleeps at `index` and is to
+    wake is woken instead, which needs nothing but room."""
+    if backs_off(turn, model, index):
         return
-    placement = place_or_wait(model, turn.observed, turn.ledger)
+    placement = place_index(turn, model, index, turn.ledger)
+    if isinstance(placement, Placement) and placement.sleeper is not None and turn.wait_reason is None:
+        sleeper = placement.sleeper
+        turn.ledger.book_wake(sleeper, placement.claims)
+        turn.actions.append(Wake(sleeper.id, sleeper.name, "it sleeps at this index", placement.claims))
+        return
+    if not has_files(turn, model, index):
+        return
     if turn.wait_reason is not None:
         wait_for_room(turn, model, index, turn.wait_reason)
     elif isinstance(placement, NoRoom):
         turn.add_blocked(index, placement.reason, None, failed=not placement.waiting)
     elif is_start_checked(turn, model, index):
         issue_start(turn, model, index, placement, "no replica at this index")
+
+
+def place_index(turn: ModelTurn, model: DesiredModel, index: int, ledger: ClaimLedger) -> Placement | NoRoom:
+    """Find room for the missing replica at `index`: that of the sleeping one which is to wake there, else any. Nothing
+    is booked."""
+    sleeper = turn.buckets.asleep.get(index)
+    if sleeper is not None and sleeper.name in turn.waking:
+        return place_sleeper(sleeper, turn.observed, ledger)
+    return place_or_wait(model, turn.observed, ledger)
 
 
 def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:

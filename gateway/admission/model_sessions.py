@@ -90,7 +90,7 @@ class PrefillPace:
 
 
 _MOST_LOST: Final = 4096
-_UNLOADED: Final = (ModelState.UNLOADED, ModelState.UNLOADING)
+_UNLOADED: Final = (ModelState.UNLOADED, ModelState.SLEEPING, ModelState.UNLOADING)
 
 
 class ModelSessions:

@@ -101,6 +101,7 @@ _STATUS: Final[dict[ModelState, tuple[int, StatusWord]]] = {
     ModelState.LOADING: (1, "downloading"),
     ModelState.UNLOADING: (0, "unavailable"),
     ModelState.UNLOADED: (0, "unavailable"),
+    ModelState.SLEEPING: (0, "unavailable"),
     ModelState.FAILED: (0, "unavailable"),
 }
 _ON_DEMAND: Final[tuple[int, StatusWord]] = (2, "downloadable")
@@ -161,12 +162,11 @@ class BenchmarkResult(BaseModel):
 def describe_readiness(route: ModelRoute) -> ModelReadiness:
     """Return the readiness of the model by its state in the routing table; its engine is not asked.
 
-    An unloaded model is `downloadable` if it is `autoload`, else `unavailable`. A model that is not loaded has as
-    `reason` its last error, without network addresses and file paths, or, without an error, the reason of its state;
-    None: neither is known.
-    """
+    An unloaded or sleeping model is `downloadable` if it is `autoload`, else `unavailable`. A model that is not loaded
+    has as `reason` its last error, without network addresses and file paths, or, without an error, the reason of its
+    state; None: neither is known."""
     code, word = _STATUS[route.state]
-    if route.state is ModelState.UNLOADED and route.autoload:
+    if route.state.is_at_rest and route.autoload:
         code, word = _ON_DEMAND
     is_available = route.state is ModelState.LOADED
     return ModelReadiness(

@@ -71,6 +71,7 @@ def refusal_of(route: ModelRoute, now: float, *, is_for_admin: bool = False) -> 
         return None
     code, text = {
         ModelState.UNLOADED: ("model_not_loaded", "is not loaded"),
+        ModelState.SLEEPING: ("model_not_loaded", "sleeps"),
         ModelState.LOADING: ("model_loading", "is being loaded"),
         ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
         ModelState.FAILED: (

@@ -18,9 +18,10 @@ from gateway.protocols.common.hiding import hide_addresses, hide_paths
 EventName = Literal[
     "model_status", "model_remove", "models_reload", "download_progress", "download_finished", "download_failed"
 ]
-RouterState = Literal["downloading", "unloaded", "loading", "loaded"]
+RouterState = Literal["downloading", "unloaded", "sleeping", "loading", "loaded"]
 ROUTER_STATES: Final[Mapping[ModelState, RouterState]] = {
     ModelState.UNLOADED: "unloaded",
+    ModelState.SLEEPING: "sleeping",
     ModelState.LOADING: "loading",
     ModelState.LOADED: "loaded",
     # llama-server's router has no such states. A model that is ending stays loaded there until its engine has ended:

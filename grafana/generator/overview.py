@@ -23,6 +23,7 @@ STATES = {
     2: ("loaded", "green"),
     3: ("unloading", "orange"),
     4: ("failed", "red"),
+    5: ("sleeping", "blue"),
 }
 """Numbers that stand for a model's state in `STATE_EXPR`, with names and colors."""
 STATE_EXPR = (

@@ -10,6 +10,7 @@ from contract.desired import Definition
 from controller.downloads.service import SourceDownloadError
 from controller.observe.health import ProbedHealth
 from controller.observe.prober import ProbeTarget
+from controller.observe.sleep import SleepError, SleepTarget
 from controller.runtimes.base import (
     LogPart,
     Rendered,
@@ -49,6 +50,27 @@ class FakeDownloader:
     def fail(self, source: str, reason: str) -> None:
         """Let a download that is under way fail."""
         self._waits.pop(source).set_exception(SourceDownloadError(reason))
+
+
+class FakeSleeper:
+    """A `Sleeper` whose engines are lists of what they were told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.canary = "2, 3, 5"
+        self.error: str | None = None
+
+    async def put_to_sleep(self, target: SleepTarget) -> None:
+        self._note("sleep", target)
+
+    async def wake_engine(self, target: SleepTarget) -> str:
+        self._note("wake", target)
+        return self.canary
+
+    def _note(self, call: str, target: SleepTarget) -> None:
+        self.calls.append((call, target.base_url))
+        if self.error is not None:
+            raise SleepError(self.error)
 
 
 class FakeProber:

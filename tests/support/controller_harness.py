@@ -27,7 +27,7 @@ from controller.runtimes.base import StartRequest
 from controller.state import AttemptNumbers
 from controller.state_dir import StateDir
 from controller.state_machine import LEGAL
-from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime
+from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime, FakeSleeper
 
 
 class AddressedRuntime(FakeRuntime):
@@ -93,6 +93,7 @@ class ControllerHarness:
             runtime,
             self.memory,
             self.downloader,
+            FakeSleeper(),
             options=ExecutorOptions("i", b"s", 1.0),
             wake=wake.set,
             clock=clock,

@@ -293,12 +293,15 @@ def bounded_log(mib: int) -> dict[str, Any]:
     return {"Type": "json-file", "Config": {"max-size": f"{max(1, mib // 2)}m", "max-file": "2"}}
 
 
-def cache_folder_archive(uid: int, gid: int, folders: Iterable[PurePosixPath] = ()) -> bytes:
-    """Return a tar archive (bytes) of empty folders with mode 0700, owned by `uid`: the user's own in the cache volume,
-    named by `uid`, and `folders` below it with those that they lie in. Unpack it at `CACHE`.
+def cache_folder_archive(
+    uid: int, gid: int, folders: Iterable[PurePosixPath] = (), files: Mapping[PurePosixPath, str] = MappingProxyType({})
+) -> bytes:
+    """Return a tar archive (bytes) of folders with mode 0700, owned by `uid`: the user's own in the cache volume, named
+    by `uid`, and `folders` below it with those that they lie in; and of text `files` in them, with mode 0400. Unpack it
+    at `CACHE`.
 
-    `folders`: as the engine sees them; ValueError is raised for one that is not below `CACHE` (`/cache`). Folders that
-    exist keep what is in them.
+    `folders`, `files`: as the engine sees them; ValueError is raised for one that is not below `CACHE` (`/cache`).
+    Folders that exist keep what is in them, files are replaced.
 
     The daemon unpacks the archive into a container that has not started yet. So any user can use a volume that only
     root may write to, without a program that runs as root, and whatever the image holds.
@@ -311,6 +314,10 @@ def cache_folder_archive(uid: int, gid: int, folders: Iterable[PurePosixPath] = 
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, uid, gid
             tar.addfile(folder)
+        for path, text in files.items():
+            file, content = tarfile.TarInfo(str(path.relative_to(CACHE))), text.encode()
+            file.mode, file.uid, file.gid, file.size = 0o400, uid, gid, len(content)
+            tar.addfile(file, io.BytesIO(content))
     return archive.getvalue()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any, Final
 
 import docker
@@ -262,16 +263,16 @@ def start_replica(
     name: str,
     config: Mapping[str, Any],
     folders: Sequence[PurePosixPath] = (),
+    files: Mapping[PurePosixPath, str] = MappingProxyType({}),
     further_network: str | None = None,
 ) -> None:
     """Create and start a replica's container. One that was already created is only started; one that was already
     started is left as it is. Blocks.
 
-    `config` is that of `container_config`, `folders` are `Launch.folders`. `further_network` names a network that the
-    container joins besides that of `config`; None: none. Raises StartError if the daemon refuses to create or start it,
-    or if the name is taken by a container that is no replica of this instance. A container whose start the daemon
-    refused is removed again. Raises the other errors of docker-py and requests as they are.
-    """
+    `config` is that of `container_config`, `folders` and `files` are those of `Launch`. `further_network` names a
+    network that the container joins besides that of `config`; None: none. Raises StartError if the daemon refuses to
+    create or start it, or if the name is taken by a container that is no replica of this instance. A container whose
+    start the daemon refused is removed again. Raises the other errors of docker-py and requests as they are."""
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
         return
@@ -279,7 +280,7 @@ def start_replica(
     uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
         if any(mount["Target"] == str(CACHE) for mount in config["HostConfig"]["Mounts"]):
-            _make_cache_folders(client, container_id, cache_folder_archive(int(uid), int(gid or uid), folders))
+            _make_cache_folders(client, container_id, cache_folder_archive(int(uid), int(gid or uid), folders, files))
         if further_network is not None and further_network not in container["NetworkSettings"]["Networks"]:
             client.connect_container_to_network(container_id, further_network)
         client.start(container_id)

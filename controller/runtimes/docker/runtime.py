@@ -417,7 +417,9 @@ class DockerRuntime:
                 lambda client: ensure_networks(client, host, has_egress=launch.has_egress)
             )
         await self._write_daemon.call(
-            lambda client: start_replica(client, self._instance, request.name, config, launch.folders, further_network)
+            lambda client: start_replica(
+                client, self._instance, request.name, config, launch.folders, launch.files, further_network
+            )
         )
 
     async def _render_launch(

@@ -539,6 +539,8 @@ class Launcher:
         work_dir.mkdir(mode=0o700, exist_ok=True)
         for folder in launch.folders:
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, text in launch.files.items():
+            write_atomic(Path(path), text.encode())
         env = inherited_environment(os.environ) | dict(launch.env) | dict(gpu_env)
         env |= mark_variables(self._instance, record.name, record.start_id)
         if launch.token_env is not None:

@@ -12,7 +12,7 @@ export interface Sorting {
   isDescending: boolean;
 }
 
-export const STATES: readonly ModelState[] = ["loaded", "loading", "unloading", "failed", "unloaded"];
+export const STATES: readonly ModelState[] = ["loaded", "loading", "unloading", "failed", "sleeping", "unloaded"];
 
 /** Returns the models whose name, other names or backend hold `text`, in the state `state` (empty: in any). */
 export function filterModels(models: readonly AdminModel[], text: string, state: ModelState | ""): AdminModel[] {

@@ -7,12 +7,13 @@ const COLOURS: Record<ModelState, string> = {
   unloading: "text-warn",
   failed: "text-bad",
   unloaded: "text-faint",
+  sleeping: "text-faint",
 };
 
 export function StateMark({ state, text }: { state: ModelState; text?: string }) {
   return (
     <span className={`inline-flex items-center gap-1.5 whitespace-nowrap ${COLOURS[state]}`}>
-      <span aria-hidden="true">{state === "unloaded" ? "○" : "●"}</span>
+      <span aria-hidden="true">{state === "unloaded" || state === "sleeping" ? "○" : "●"}</span>
       <span>{text ?? state}</span>
     </span>
   );

@@ -239,7 +239,7 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
     with monkeypatch.context() as broken:
         broken.setattr(place.store, "save_memory", full)
         files.set_paused(True)
-        files.remember_loaded(frozenset({"m"}), {})
+        files.remember_loaded(frozenset({"m"}), {}, {})
         files.remember_attempts(attempts)
     assert state_of(files).paused
     assert caplog.text.count("not stored") == 1
@@ -247,7 +247,7 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
     assert files.list_unsaved() == unsaved
     assert STORED_FIELD_WORDS.keys() == StoredState.model_fields.keys() - {"schema_version"}
     assert not place.store.load_memory().paused
-    files.remember_loaded(frozenset(), {})
+    files.remember_loaded(frozenset(), {}, {})
     assert place.store.load_memory().paused, "the next write brings it along"
     assert place.store.load_memory().attempts == attempts
     assert files.list_unsaved() == []
@@ -274,7 +274,7 @@ async def test_a_last_good_state_that_could_not_be_stored_is_tried_again(place: 
         await files.read_files()
         assert files.list_unsaved() == ["when models were declared", "what the files last said"]
     await files.read_files()
-    files.remember_loaded(frozenset(), {})  # as each round does
+    files.remember_loaded(frozenset(), {}, {})  # as each round does
     assert files.list_unsaved() == []
     assert place.files().in_force is not None
 

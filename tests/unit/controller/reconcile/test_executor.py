@@ -21,7 +21,7 @@ from controller.executor import (
 from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, Stop
 from controller.redaction import Redactor
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, Phase, ReplicaId, Statement
-from tests.fakes.fake_runtime import FakeDownloader, FakeRuntime
+from tests.fakes.fake_runtime import FakeDownloader, FakeRuntime, FakeSleeper
 from tests.support.wait import until
 
 SOURCE = "hf:a/b:Q4"
@@ -39,12 +39,13 @@ class Bench:
     def __init__(self) -> None:
         self.woken = 0
         self.now = NOW
+        self.sleeper = FakeSleeper()
         redactor = Redactor(str)
         redactor.learn_secrets({"m": {"env": {"HUB_TOKEN": SECRET}}})
         self.runtime, self.memory, self.downloader = FakeRuntime(lambda: self.now), OperationState(), FakeDownloader()
         self.executor = Executor(
-            self.runtime, self.memory, self.downloader, options=ExecutorOptions("i", b"s", 1.0),
-            wake=self.wake, clock=lambda: self.now, redact=redactor.redact_text,
+            self.runtime, self.memory, self.downloader, self.sleeper,
+            options=ExecutorOptions("i", b"s", 1.0, redactor.redact_text), wake=self.wake, clock=lambda: self.now,
         )  # fmt: skip
 
     def wake(self) -> None:

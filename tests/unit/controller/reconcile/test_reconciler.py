@@ -22,7 +22,7 @@ from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
 from controller.reconciler import RETRY_S, Reconciler, RoundSources
 from controller.runtimes.base import StartError, StartRequest
 from controller.state import HOST, AttemptNumbers, DesiredModel, DesiredState, Gpu, HeldMemory, IdleSpan, Statement
-from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime
+from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime, FakeSleeper
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
 
@@ -51,7 +51,7 @@ class Wanted:
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         self.attempts = attempts
 
-    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None: ...
+    def remember_loaded(self, *_: object) -> None: ...
 
 
 @dataclass
@@ -106,7 +106,13 @@ async def bench() -> AsyncIterator[Bench]:
     async with aiohttp.ClientSession() as session:
         hub = GatewayHub("i", 1, wake=wake.set, clock=clock)
         operations = Executor(
-            runtime, memory, FakeDownloader(), options=ExecutorOptions("i", b"s", 1.0), wake=wake.set, clock=clock
+            runtime,
+            memory,
+            FakeDownloader(),
+            FakeSleeper(),
+            options=ExecutorOptions("i", b"s", 1.0),
+            wake=wake.set,
+            clock=clock,
         )
         prober = Prober(session, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
         remotes = RemoteHealth(hub, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)

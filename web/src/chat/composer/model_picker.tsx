@@ -16,7 +16,7 @@ const MOST_WITHOUT_SEARCH = 8;
 const GROUPS: readonly { title: string; states: readonly ListedModel["state"][] }[] = [
   { title: "Loaded", states: ["loaded"] },
   { title: "Loading", states: ["loading"] },
-  { title: "Not loaded", states: ["unloaded", "unloading"] },
+  { title: "Not loaded", states: ["unloaded", "sleeping", "unloading"] },
   { title: "Failed", states: ["failed"] },
 ];
 
@@ -210,7 +210,7 @@ export function LoadOffer({ model, onTaken }: LoadOfferProps) {
 }
 
 function StateDot({ state }: { state: ListedModel["state"] }) {
-  const colour = { loaded: "bg-good", loading: "bg-warn", unloading: "bg-warn", failed: "bg-bad", unloaded: "bg-line" };
+  const colour = { loaded: "bg-good", loading: "bg-warn", unloading: "bg-warn", failed: "bg-bad", unloaded: "bg-line", sleeping: "bg-line" };
   return <span aria-hidden className={`size-2.5 shrink-0 rounded-full ${colour[state]}`} />;
 }
 
