@@ -215,6 +215,11 @@ class ModelLive(ModelEstimate):
     retry_at: float | None = Field(
         description="Unix time in seconds of the next attempt after a failure; null: none is planned."
     )
+    wake_s: float | None = Field(
+        default=None,
+        description="Seconds that the model's last wake from its sleep took; null: none was seen.",
+        exclude_if=lambda seconds: seconds is None,
+    )
     load_progress: float | None = Field(
         description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it."
     )

@@ -274,6 +274,7 @@ def live_row(
         load_override=mask_fields(want.params) if want.replicas else {},
         statement=status.statement,
         retry_at=status.retry_at,
+        wake_s=status.wake_s,
         load_progress=status.progress,
         prefill_requests=prefill.requests,
         prefill_progress=prefill.processed / prefill.total if prefill.total else None,

@@ -44,7 +44,7 @@ def _declare(folder: Path, level: str, fault: str = "") -> ControllerSettings:
     program.chmod(0o755)
     fields: dict[str, Any] = {"backend": "vllm_serve", "model_path": "m", "vllm_serve_binary": str(program), "gpus": 1}
     fields |= {"vram_mib": CLAIM_MIB, "memory_mib": 100, "enabled": False, "autoload": True, "min_residency_s": 0}
-    environment: dict[str, str] = {"PYTHONPATH": str(REPOSITORY), STATE_VARIABLE: str(folder / "vllm-state")}
+    environment = {"PYTHONPATH": str(REPOSITORY), STATE_VARIABLE: str(folder / "vllm-state")}
     fields |= {"vllm_sleep": level, "env": environment}
     faulty = fields | {"env": environment | {FAULT_VARIABLE: fault}}
     (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"a": faulty, "b": fields}}))
@@ -61,14 +61,14 @@ def _declare(folder: Path, level: str, fault: str = "") -> ControllerSettings:
 async def _follow_memory(gpu: FakeGpu, folder: Path) -> None:
     """What the driver tells: an engine holds its claim, and less while it sleeps."""
     while True:
-        computing = {}
+        computing: dict[int, int | None] = {}
         for path in (folder / "state" / "replicas").glob("*.json"):
             pid = int(json.loads(path.read_text())["pid"] or 0)
             state = folder / f"vllm-state.{pid}"
             is_asleep = state.exists() and state.read_text() == "asleep"
             if pid and psutil.pid_exists(pid):
                 computing[pid] = ASLEEP_MIB if is_asleep else CLAIM_MIB
-        gpu.computing, gpu.used_mib = computing, sum(computing.values())
+        gpu.computing, gpu.used_mib = computing, sum(mib or 0 for mib in computing.values())
         assert gpu.used_mib <= H200_MIB, f"memory was claimed twice: {computing}"
         await asyncio.sleep(POLL_S)
 

@@ -133,6 +133,7 @@ _WRITTEN: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "vllm_serve_binary": "/opt/vllm/bin/vllm",
             "vllm_serve_library_path": "/opt/vllm/lib",
         },
+        "sleep": {"model_path": "hf", "gpus": 1, "vllm_sleep": "level2"},
     },
     "exllamav3": {
         "minimal": {"model_path": "exl3", "device": "cuda"},

@@ -88,6 +88,8 @@ def _case(engine: Engine[Any], name: str, fields: dict[str, Any]) -> dict[str, A
     if remote is not None:
         return {**case, "remote": asdict(remote)}
     case["probe"] = asdict(engine.describe_probe(definition))
+    if (sleep := engine.describe_sleep(definition)) is not None:
+        case["sleep"] = asdict(sleep)
     case["docker"]["container"] = _container(engine, docker, published=name == "minimal")
     case["process"] |= _process(engine, process, PROGRAMS)
     bare = _process(engine, process, {"python": PROGRAMS["python"]})

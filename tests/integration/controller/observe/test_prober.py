@@ -64,7 +64,7 @@ async def probed(
     woken: list[None] = []
     async with aiohttp.ClientSession() as session:
         prober = Prober(session, interval_s=interval_s, timeout_s=5, wake=lambda: woken.append(None), clock=time.time)
-        prober.track_targets({"m-0": ProbeTarget(f"http://127.0.0.1:{port}", worker_probe(), None, ready_since)})
+        prober.track_targets({"m-0": ProbeTarget(f"http://127.0.0.1:{port}", worker_probe(), None, None, ready_since)})
         try:
             yield prober, woken
         finally:
