@@ -508,7 +508,7 @@ def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int = 0, *, 
 
 
 VLLM_SHARE: Final = 0.92
-"""vLLM 0.32's own share of each GPU."""
+"""vLLM 0.33's own share of each GPU."""
 _VLLM_BATCH: Final = 8192
 """Tokens that vLLM computes in one step, on GPUs of 70 GiB and more; its own number on smaller ones is 2048."""
 _VLLM_GRAPHS: Final = 512 * MIB

@@ -1,6 +1,7 @@
 """The options of `vllm` and `vllm_serve`. Pure.
 
-Flags are those of `vllm serve` (vllm/entrypoints/launchers/cli_args.py and vllm/engine/arg_utils.py, 0.32).
+Flags are those of `vllm serve` (vllm/entrypoints/common/cli_args.py and vllm/engine/arg_utils.py, 0.33). It also says
+`--disable-x` for `--no-enable-x`, which 0.32, the last one for the CPU, does not know.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class VllmFields(Definition):
     ] = Field(
         default=None,
         min_length=1,
-        description="Method of speculative decoding, such as mtp, draft_model or mlp_speculator; default: none.",
+        description="Method of speculative decoding, such as mtp, draft_model or eagle3; default: none.",
     )
     vllm_speculative_model: Annotated[
         str | None,
