@@ -109,8 +109,16 @@ def test_what_the_locked_release_changed() -> None:
 
 
 def test_changes_are_told_by_flag() -> None:
-    before = {"--a": {"takes": "value", "choices": ["x", "y"]}, "--b": {"takes": "nothing"}, "--c": {"takes": "value"}}
-    after = {"--a": {"takes": "value", "choices": ["y", "z"]}, "--c": {"takes": "value", "default": 1}, "--d": {}}
+    before: Flags = {
+        "--a": {"takes": "value", "choices": ["x", "y"]},
+        "--b": {"takes": "nothing"},
+        "--c": {"takes": "value"},
+    }
+    after: Flags = {
+        "--a": {"takes": "value", "choices": ["y", "z"]},
+        "--c": {"takes": "value", "default": 1},
+        "--d": {},
+    }
     changes = compare_flags(before, after)
     assert str(changes) == "+ --d\n- --b\n~ --a: choices ['x'] -> ['z']\n~ --c: default None -> 1"
     assert changes
