@@ -177,10 +177,10 @@ class ControllerSettings(ProgramSettings):
         "roundhouse/worker-vllm:latest", min_length=1, description="Container image of the worker with vLLM."
     )
     image_vllm: str = Field(
-        "vllm/vllm-openai:v0.32.0",
+        "vllm/vllm-openai:v0.33.0",
         min_length=1,
         description="Container image of vLLM's own server, for drivers from 580 (CUDA 13); for older ones "
-        "set `vllm/vllm-openai:v0.32.0-cu129`.",
+        "set `vllm/vllm-openai:v0.33.0-cu129`.",
     )
     image_controller: str = Field(
         "roundhouse/controller:latest",

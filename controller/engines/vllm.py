@@ -33,7 +33,15 @@ from controller.engines.base import (
     has_argument,
     thinking_modes,
 )
-from controller.engines.memory import MIB, Forecast, Unpredicted, VllmLoad, beside_share_mib, predict_vllm
+from controller.engines.memory import (
+    MIB,
+    VLLM_SHARE,
+    Forecast,
+    Unpredicted,
+    VllmLoad,
+    beside_share_mib,
+    predict_vllm,
+)
 from controller.engines.options import (
     Flag,
     Hashed,
@@ -83,12 +91,8 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
         "--disable-uvicorn-access-log",
     ]
     args += render_options(definition, Flag)
-    if _needs_no_share(definition):
-        args += (SHARE_FLAG, _NO_SHARE)
-    elif definition.share_follows_vram:
-        beside_mib = _check_beside_share(definition, inflight)
-        if ctx.gpus:
-            args += (SHARE_FLAG, str(_claimed_share(ctx.gpus, beside_mib)))
+    if (share := _render_share(definition, ctx.gpus, inflight)) is not None:
+        args += (SHARE_FLAG, share)
     if definition.vllm_tool_call_parser:
         args.append("--enable-auto-tool-choice")
     if definition.vllm_lora_modules:
@@ -148,12 +152,33 @@ def _needs_no_share(definition: VllmFields) -> bool:
     return is_sized_in_bytes and bool(definition.gpu_count)
 
 
+def _render_share(definition: VllmFields, gpus: Sequence[ClaimedGpu], inflight: int) -> str | None:
+    """Return the value of `--gpu-memory-utilization`; None: no such argument. `vram_mib`, a declared share and vLLM's
+    own share are ceilings: vLLM is told less, by what it holds beside its share at `inflight` sequences at a time. It
+    is told what is declared where a size of the cache or an argument in `extra_args` rules, and without `gpus`. Raises
+    ValueError if `vram_mib` sets the share and leaves nothing for it."""
+    declared = definition.vllm_gpu_memory_utilization
+    if _needs_no_share(definition):
+        return _NO_SHARE
+    if definition.share_follows_vram:
+        beside_mib = _check_beside_share(definition, inflight)
+        return _share_of(min(gpus, key=_size).claim_mib - beside_mib, gpus) if gpus else None
+    if definition.is_sized_by_share and gpus:
+        ceiling_mib = int((VLLM_SHARE if declared is None else declared) * min(gpus, key=_size).total_mib)
+        return _share_of(ceiling_mib - _beside_mib(definition, ceiling_mib, inflight), gpus)
+    return None if declared is None else str(declared)
+
+
+def _beside_mib(definition: VllmFields, ceiling_mib: int, inflight: int) -> int:
+    gpu_count, is_eager = definition.gpu_count or 1, bool(definition.vllm_enforce_eager)
+    return beside_share_mib(ceiling_mib, gpu_count, definition.env, sequences=inflight, eager=is_eager)
+
+
 def _check_beside_share(definition: VllmFields, inflight: int) -> int:
     """Return the MiB of `vram_mib` that the share leaves, at `inflight` sequences at a time. Raises ValueError if that
     is all of it."""
     vram_mib = definition.vram_mib or 0
-    gpu_count, is_eager = definition.gpu_count or 1, bool(definition.vllm_enforce_eager)
-    beside_mib = beside_share_mib(vram_mib, gpu_count, definition.env, sequences=inflight, eager=is_eager)
+    beside_mib = _beside_mib(definition, vram_mib, inflight)
     if vram_mib <= beside_mib:
         raise ValueError(
             f"vram_mib: {vram_mib} MiB leave nothing for weights and KV cache, because vLLM takes up to {beside_mib} "
@@ -162,13 +187,16 @@ def _check_beside_share(definition: VllmFields, inflight: int) -> int:
     return beside_mib
 
 
-def _claimed_share(gpus: Sequence[ClaimedGpu], beside_mib: int) -> float:
-    """Return the claim on the smallest GPU less `beside_mib`, as a share of its memory, rounded down to 0.0001. vLLM
-    has one share for all GPUs, and its cache is as large on each as fits into the smallest. It takes the share of what
-    CUDA can give, which is less than the memory of the GPU by what the driver keeps, and never more."""
-    smallest = min(gpus, key=lambda gpu: gpu.total_mib)
-    share_mib = smallest.claim_mib - beside_mib
-    return max(1, min(_SHARE_STEPS, share_mib * _SHARE_STEPS // smallest.total_mib)) / _SHARE_STEPS
+def _size(gpu: ClaimedGpu) -> int:
+    return gpu.total_mib
+
+
+def _share_of(share_mib: int, gpus: Sequence[ClaimedGpu]) -> str:
+    """Return `share_mib` as a share of the smallest GPU's memory, rounded down to 0.0001. vLLM has one share for all
+    GPUs, and its cache is as large on each as fits into the smallest. It takes the share of what CUDA can give: the
+    memory of the GPU less what the driver keeps, and never more."""
+    steps = share_mib * _SHARE_STEPS // min(gpus, key=_size).total_mib
+    return str(max(1, min(_SHARE_STEPS, steps)) / _SHARE_STEPS)
 
 
 def _processor_arguments(definition: VllmFields) -> dict[str, Any]:
@@ -399,10 +427,10 @@ class VllmEngine(Engine[VllmFieldsT]):
         return definition.vram_mib if definition.share_follows_vram else None
 
     def compared_arguments(self, definition: VllmFieldsT, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command line without the share of each GPU where it follows from `vram_mib`: the spec hash covers
-        `vram_mib`, and an earlier version computed another share from it."""
+        """Return the command line without the share of each GPU: the spec hash covers what is declared, and an earlier
+        version computed another share from it, or none."""
         words = tuple(argv)
-        if not definition.share_follows_vram or SHARE_FLAG not in words:
+        if SHARE_FLAG not in words:
             return words
         place = words.index(SHARE_FLAG)
         return words[:place] + words[place + 2 :]
@@ -441,7 +469,7 @@ class VllmEngine(Engine[VllmFieldsT]):
             ("vllm_max_model_len", definition.vllm_max_model_len, applied.context_length),
             ("vllm_kv_cache_dtype", _told_cache_type(definition, applied), applied.cache_type_k),
             ("vllm_kv_cache_memory_bytes", definition.vllm_kv_cache_memory_bytes, applied.kv_cache_bytes),
-            ("vllm_gpu_memory_utilization", definition.vllm_gpu_memory_utilization, applied.gpu_share),
+            ("vllm_gpu_memory_utilization", _told_share(definition, applied), applied.gpu_share),
         )
         return (
             *(gap for field, value, told in declared for gap in compare_figure(definition, field, value, told)),
@@ -570,6 +598,13 @@ def _told_cache_type(definition: VllmFields, applied: AppliedFigures) -> str | N
     if declared == "auto":
         return None
     return told if {declared, told} == _FP8 else declared
+
+
+def _told_share(definition: VllmFields, applied: AppliedFigures) -> float | None:
+    """Return the declared share of each GPU, or the smaller one that vLLM was told, so that the declared one is a
+    ceiling; None: none is declared."""
+    declared, told = definition.vllm_gpu_memory_utilization, applied.gpu_share
+    return told if declared is not None and told is not None and told < declared else declared
 
 
 def _takes_images(definition: VllmFields) -> bool:

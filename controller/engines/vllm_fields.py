@@ -1,6 +1,7 @@
 """The options of `vllm` and `vllm_serve`. Pure.
 
-Flags are those of `vllm serve` (vllm/entrypoints/launchers/cli_args.py and vllm/engine/arg_utils.py, 0.32).
+Flags are those of `vllm serve` (vllm/entrypoints/common/cli_args.py and vllm/engine/arg_utils.py, 0.33). It also says
+`--disable-x` for `--no-enable-x`, which 0.32, the last one for the CPU, does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SPECULATION: Final = {
     "num_speculative_tokens": "vllm_num_speculative_tokens",
 }
 """Entries of `--speculative-config` that options of their own set."""
-_SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
+_SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--device-memory-utilization", "--kv-cache-memory")
 
 
 class VllmFields(Definition):
@@ -90,12 +91,13 @@ class VllmFields(Definition):
         default=None, description="Quantization method; default: as the model's files say."
     )
     vllm_gpu_memory_utilization: Annotated[
-        float | None, Flag("--gpu-memory-utilization"), Hashed.ALWAYS, Settable.ALWAYS
+        float | None, SpecialFlag("--gpu-memory-utilization"), Hashed.ALWAYS, Settable.ALWAYS
     ] = Field(
         default=None,
         gt=0,
         le=1,
-        description="Share of each GPU's memory that the engine uses; default: derived from `vram_mib`, else 0.92.",
+        description="Most of each GPU's memory that the engine uses, as a share: vLLM is told a little less; default: "
+        "derived from `vram_mib`, else 0.92.",
     )
     vllm_kv_cache_dtype: Annotated[
         str | None,
@@ -193,7 +195,7 @@ class VllmFields(Definition):
     ] = Field(
         default=None,
         min_length=1,
-        description="Method of speculative decoding, such as mtp, draft_model or mlp_speculator; default: none.",
+        description="Method of speculative decoding, such as mtp, draft_model or eagle3; default: none.",
     )
     vllm_speculative_model: Annotated[
         str | None,
@@ -297,11 +299,21 @@ class VllmFields(Definition):
         """Whether `vram_mib` sets the share of each GPU's memory that the engine takes. True if `vram_mib` is set, the
         replica has GPUs, and neither an option nor an argument in `extra_args` sets the share or the size of the KV
         cache."""
-        sizes = (self.vllm_gpu_memory_utilization, self.vllm_kv_cache_memory_bytes)
-        is_sized_otherwise = any(size is not None for size in sizes) or any(
+        is_sized = self.vllm_gpu_memory_utilization is not None or self._is_sized_otherwise
+        return self.vram_mib is not None and bool(self.gpu_count) and not is_sized
+
+    @property
+    def is_sized_by_share(self) -> bool:
+        """Whether the declared share of each GPU's memory, or vLLM's own, is what the engine takes. True if the replica
+        has GPUs, and neither `vram_mib` sets the share, nor anything the size of the KV cache, nor an argument in
+        `extra_args` either of them."""
+        return bool(self.gpu_count) and not (self.share_follows_vram or self._is_sized_otherwise)
+
+    @property
+    def _is_sized_otherwise(self) -> bool:
+        return self.vllm_kv_cache_memory_bytes is not None or any(
             arg.replace("_", "-").startswith(_SIZE_FLAGS) for arg in self.extra_args
         )
-        return self.vram_mib is not None and bool(self.gpu_count) and not is_sized_otherwise
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.gpu.steps import STEPS
@@ -17,20 +19,26 @@ from tests.support.ci_cache import REPOSITORY
 
 pytestmark = pytest.mark.engines
 
-RUNS = {"llama.grows", "swap.pinned", "oom.load", "oom.serving", "kill.engine", "host.system"} | {
-    f"forecast.{cache}.{context}" for cache in ("f16", "q8") for context in ("4k", "32k", "128k")
-}
+RUNS = {
+    *("llama.grows", "swap.pinned", "oom.load", "oom.serving", "kill.engine", "kill.streams", "speed.llama"),
+    "host.system",
+} | {f"forecast.{cache}.{context}" for cache in ("f16", "q8") for context in ("4k", "32k", "128k")}
 """The steps that measure main memory where there is no GPU."""
 
 
-def run(folder: Path, *options: str) -> tuple[int, str]:
-    """The exit code and the output of one run, which asks no Docker Engine."""
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """A run, which asks no Docker Engine."""
     own = {"ROUNDHOUSE_PYTHON": sys.executable, "DOCKER_HOST": f"unix://{folder}/no-docker.sock"}
     command = ["tests/gpu/run", "--as-is", "--cpu", "--small", "--folder", str(folder), *options]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, timeout=200, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+    pipe, merged = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | own, stdout=pipe, stderr=merged, text=True)
+
+
+def run(folder: Path, *options: str) -> tuple[int, str]:
+    """The exit code and the output of one run."""
+    with start(folder, *options) as process:
+        output = process.communicate(timeout=200)[0]
+    return process.returncode, output
 
 
 def steps_in(folder: Path) -> dict[str, dict[str, Any]]:
@@ -49,7 +57,7 @@ def test_every_step_ends_in_the_table_and_in_the_file(folder: Path) -> None:
     assert {name for name, result in steps.items() if result["status"] == "passed"} == RUNS
     assert not [name for name, result in steps.items() if result["status"] == "failed"]
     reasons = {name: result["reason"] for name, result in steps.items() if name not in RUNS}
-    others = {"host.docker", "vllm.bytes", "vllm.no-network"}
+    others = {"host.docker", "vllm.bytes", "vllm.no-network", "speed.vllm", "kill.vllm-streams"}
     assert {reason for name, reason in reasons.items() if name not in others} == {"no GPU"}
     assert reasons["vllm.bytes"] == "left out by --small"
     for step in STEPS:
@@ -63,8 +71,41 @@ def test_every_step_ends_in_the_table_and_in_the_file(folder: Path) -> None:
     assert steps["swap.pinned"]["figures"]["swaps"] == 3
     assert sorted(path.name for path in folder.glob("rh*")) == [], "the Roundhouse's own folders are gone"
 
-    code, again = run(folder, "--again", "swap")
+    assert steps["kill.streams"]["figures"]["clients"] == {"told": 8}
+    speeds = steps["speed.llama"]["figures"]
+    assert {"direct.1", "gateway.1", "direct.4", "gateway.4", "ratio.1", "ratio.4"} <= speeds.keys()
+    assert all(speeds[each]["tokens_per_s"] > 0 for each in ("direct.4", "gateway.4"))
+
+    code, again = run(folder, "--again", "swap.pinned")
     assert code == 0, again
     assert again.count(", in an earlier run") == len(RUNS) - 1
     assert steps_in(folder)["forecast.f16.4k"] == steps["forecast.f16.4k"]
     assert steps_in(folder)["swap.pinned"] != steps["swap.pinned"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_ends_with_its_results_and_leaves_no_engine(folder: Path, number: int) -> None:
+    installed_engines.needed("binary")
+    with start(folder, "--only", "host.system", "kill.engine", "forecast") as process:
+        assert process.stdout is not None
+        told = ""
+        while "forecast.f16.4k " not in told:
+            told = process.stdout.readline()
+            assert told, "it ended by itself"
+        process.send_signal(number)
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert "│ forecast.f16.4k " in output
+    assert "│ forecast.q8.128k " not in output
+    assert "gpu: stopped; what has a result is in" in output
+    passed = {name for name, result in steps_in(folder).items() if result["status"] == "passed"}
+    assert {"host.system", "kill.engine", "forecast.f16.4k"} <= passed
+    assert sorted(path.name for path in folder.glob("rh*")) == []
+    assert [each.pid for each in psutil.process_iter() if str(folder) in " ".join(_arguments(each))] == []
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -36,6 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--again", nargs="*", metavar="STEP", help="try these again, or all of them, though they have a result"
     )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="of the whole run: what has no time left is not tried"
+    )
     parser.add_argument("--list", action="store_true", help="print the steps and end")
     parser.add_argument("--llama-server", metavar="PATH", help="default: on PATH")
     parser.add_argument("--vllm", metavar="PATH", help="vLLM's program; default: on PATH")
@@ -75,13 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG_CALL
     if given.again is not None:
         results.forget(given.again or [step.name for step in steps])
-    try:
-        rows = asyncio.run(_walk(steps, Rig(host, folder), results))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"gpu: stopped; what has a result is in {results.path}, and the next run goes on", file=sys.stderr)
-        return STOPPED
+    rows: list[tuple[Step, Outcome]] = []
+    is_whole = asyncio.run(_walk(steps, Rig(host, folder), results, rows, given.limit))
     print_report(host.describe_gpus(), rows)
     print(f"To attach: {results.path}")
+    if not is_whole:
+        print(f"gpu: stopped; what has a result is in {results.path}, and the next run goes on", file=sys.stderr)
+        return STOPPED
     return FAILED if any(outcome.status == "failed" for _, outcome in rows) else 0
 
 
@@ -101,20 +104,38 @@ def default_images() -> dict[str, str]:
     return images | {f"worker-{engine}": f"roundhouse/worker-{engine}:latest" for engine in ("exllamav3", "vllm")}
 
 
-async def _walk(steps: Sequence[Step], rig: Rig, results: Results) -> list[tuple[Step, Outcome]]:
+async def _walk(
+    steps: Sequence[Step], rig: Rig, results: Results, rows: list[tuple[Step, Outcome]], limit_s: float | None
+) -> bool:
+    """Walk the steps, and add what came of each to `rows`. False: a signal ended the walk."""
     task = asyncio.current_task()
     assert task is not None
-    # A machine that is lent for some minutes ends what runs there: engines must not be left behind.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    is_stopped = False
+
+    def stop() -> None:
+        nonlocal is_stopped
+        # A further signal must not end the end: engines would be left behind.
+        if not is_stopped:
+            is_stopped = True
+            task.cancel()
+
+    # A machine that is lent for some minutes ends what runs there.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+    def tell(step: Step, outcome: Outcome, is_known: bool) -> None:
+        rows.append((step, outcome))
+        earlier = ", in an earlier run" if is_known else ""
+        print(f"{outcome.status:>9}  {step.name}{earlier}  {describe(outcome)}"[:300], flush=True)
+
     try:
-        return await walk_steps(steps, rig, results, _tell)
+        await walk_steps(steps, rig, results, tell, limit_s)
+    except asyncio.CancelledError:
+        if not is_stopped:
+            raise
     finally:
         await rig.close()
-
-
-def _tell(step: Step, outcome: Outcome, is_known: bool) -> None:
-    earlier = ", in an earlier run" if is_known else ""
-    print(f"{outcome.status:>9}  {step.name}{earlier}  {describe(outcome)}"[:300], flush=True)
+    return not is_stopped
 
 
 def _commit() -> str:

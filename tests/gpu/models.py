@@ -1,8 +1,9 @@
-"""The models of the first hour, made here: nothing may be downloaded. Weights are zeros, and shapes are real."""
+"""The models of the first hour, made here: nothing may be downloaded. Most weights are zeros, and shapes are real."""
 
 from __future__ import annotations
 
 import json
+import random
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,9 +41,9 @@ def write_gguf_model(path: Path, shape: Shape) -> None:
         write_llama(draft, context=CONTEXT, **fields)
 
 
-def write_hf_model(folder: Path, shape: Shape) -> None:
-    """A folder of the Hugging Face hub, with the clockwork model's tokenizer. Its weights are a hole in the file, so
-    it takes no room."""
+def write_hf_model(folder: Path, shape: Shape, weights: bytes = b"") -> None:
+    """A folder of the Hugging Face hub, with the clockwork model's tokenizer. Its weights are `weights` over and over;
+    without, zeros, which are a hole in the file and take no room."""
     files = hf_files(make_vocabulary())
     head = shape.width // shape.heads
     files["config.json"] |= {
@@ -62,7 +63,7 @@ def write_hf_model(folder: Path, shape: Shape) -> None:
             draft.write_text(json.dumps(content))
     tensors = _hf_tensors(shape, head)
     with replace_file(folder / "model.safetensors") as draft:
-        _write_zeros(draft, tensors)
+        _write_tensors(draft, tensors, weights)
 
 
 def _hf_tensors(shape: Shape, head: int) -> dict[str, tuple[int, ...]]:
@@ -86,7 +87,14 @@ def _hf_tensors(shape: Shape, head: int) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _write_zeros(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> None:
+def write_noisy_hf_model(folder: Path, shape: Shape) -> None:
+    """The same with weights other than zero, whose greedy tokens change when weights do."""
+    source = random.Random(1)  # the same weights each time
+    # BF16 is the upper half of a float; as many numbers as are prime, so that no two rows are the same.
+    write_hf_model(folder, shape, b"".join(struct.pack("<f", source.gauss(0, 0.05))[2:] for _ in range(65_521)))
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, tuple[int, ...]], weights: bytes) -> None:
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, sizes in tensors.items():
@@ -97,6 +105,8 @@ def _write_zeros(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> None:
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
+        for start in range(0, offset if weights else 0, len(weights) or 1):
+            file.write(weights[: offset - start])
         file.truncate(8 + len(text) + offset)
 
 
@@ -104,6 +114,7 @@ MODELS: Final[Mapping[str, Callable[[Path, Shape], None]]] = {
     "clockwork.gguf": lambda path, _: make_model(path),
     "llama.gguf": write_gguf_model,
     "llama-hf": write_hf_model,
+    "noisy-hf": write_noisy_hf_model,
 }
 """By name in the models folder; a name without an ending is a folder."""
 

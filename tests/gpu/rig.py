@@ -35,6 +35,8 @@ RELEASE_S: Final = 60.0
 SLACK_MIB: Final = 64
 """By which a GPU's use may differ from what it was, and still count as the same."""
 MAIN_MEMORY: Final = "main memory"
+KEY_VARIABLES: Final = ("VLLM_API_KEY", "LLAMA_API_KEY", "ROUNDHOUSE_ENGINE_TOKEN")
+"""Where engines find the key that they ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,32 @@ class Loaded:
     """Of the replica, on all its GPUs, or in main memory."""
     source: str
     status: ModelStatus
+
+
+@dataclass(slots=True)
+class Streamed:
+    """What a client saw of a streamed answer. `error`: what it was told instead of the end; None: nothing."""
+
+    text: str = ""
+    first_s: float | None = None
+    """Seconds to the first token; None: none came."""
+    is_whole: bool = False
+    error: str | None = None
+
+    def read_line(self, line: bytes, at_s: float) -> None:
+        """Take one line of the stream, which came `at_s` seconds after the request."""
+        data = line.removeprefix(b"data: ").strip()
+        if not line.startswith(b"data: "):
+            return
+        if data == b"[DONE]":
+            self.is_whole = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            self.error = json.dumps(event["error"])[:300]
+        elif event.get("choices"):
+            self.first_s = at_s if self.first_s is None else self.first_s
+            self.text += event["choices"][0].get("text") or ""
 
 
 class Rig:
@@ -265,6 +293,36 @@ class Rig:
         except TimeoutError:
             raise StepFailedError(f"no answer to a prompt of {tokens} tokens within {limit_s:g} s") from None
 
+    async def stream(self, name: str, tokens: int, *, prompt: int = 32, begun: asyncio.Event | None = None) -> Streamed:
+        """One streamed answer of so many greedy tokens. `begun` is set by its first token. Whatever happens to it is
+        in the result."""
+        stack = await self.open_stack()
+        body = {
+            "model": name,
+            "prompt": [100 + number % 100 for number in range(prompt)],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        streamed, started = Streamed(), time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=LOAD_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, read_bufsize=2**20) as session,
+                session.post(f"{stack.url}/v1/completions", json=body) as answer,
+            ):
+                if answer.status != 200:
+                    streamed.error = f"{answer.status}: {(await answer.text())[:300]}"
+                    return streamed
+                async for line in answer.content:
+                    streamed.read_line(line, time.monotonic() - started)
+                    if begun is not None and streamed.first_s is not None:
+                        begun.set()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            streamed.error = f"{type(error).__name__}: {error}"
+        return streamed
+
     async def failures(self, name: str) -> list[str]:
         """Why a model's engines ended or did not start, the newest first."""
         async with self.admin() as admin:
@@ -291,6 +349,22 @@ class Rig:
                     leader = psutil.Process(record["pid"])
                     pids += [leader.pid, *(child.pid for child in leader.children(recursive=True))]
         return pids
+
+    def engine_address(self, name: str) -> tuple[int, str]:
+        """The port of a model's engine, on loopback, and the key that it asks for. Raises NotTriedError where this user
+        cannot read it."""
+        assert self._stack is not None
+        [record] = (
+            record
+            for path in (self._stack.state / "replicas").glob("*.json")
+            if (record := json.loads(path.read_text()))["model"] == name and record["pid"] is not None
+        )
+        try:
+            environment = psutil.Process(record["pid"]).environ()
+        except psutil.Error as error:
+            raise NotTriedError(f"the engine's key cannot be read: {error}") from error
+        keys = (environment[key] for key in KEY_VARIABLES if key in environment)
+        return int(record["port"]), next(keys, "")
 
     def used_mib(self, name: str = "") -> dict[str, int]:
         """What is in use of each GPU, by anybody; on the CPU: what the model's processes hold of main memory. Raises

@@ -13,6 +13,7 @@ from tests.gpu.step import Available, NotTriedError, Outcome, Step, StepFailedEr
 
 _LENGTH: Final = 2000
 """Most characters of an error that is kept: some bring a log."""
+NO_TIME: Final = "no time left: --limit"
 
 
 class Place(Protocol):
@@ -30,30 +31,37 @@ class Place(Protocol):
 
 
 async def walk_steps(
-    steps: Sequence[Step], place: Place, results: Results, tell: Callable[[Step, Outcome, bool], None]
+    steps: Sequence[Step],
+    place: Place,
+    results: Results,
+    tell: Callable[[Step, Outcome, bool], None],
+    limit_s: float | None = None,
 ) -> list[tuple[Step, Outcome]]:
-    """What came of each step. `tell` is told of each as it ends, and whether its result is an earlier run's.
+    """What came of each step. `tell` is told of each as it ends, and whether its result is an earlier run's. `limit_s`:
+    of all steps together; those that it leaves no time are not tried. None: there is no limit.
 
     A step that is cancelled leaves no result, so that the next run tries it again.
     """
-    rows = []
+    rows, ends = [], None if limit_s is None else time.monotonic() + limit_s
     for step in steps:
         outcome = results.find(step)
         is_known = outcome is not None
         if outcome is None:
-            outcome = await try_step(step, place)
+            outcome = await try_step(step, place, None if ends is None else max(0.0, ends - time.monotonic()))
             results.add(step, outcome)
         tell(step, outcome, is_known)
         rows.append((step, outcome))
     return rows
 
 
-async def try_step(step: Step, place: Place) -> Outcome:
-    """Run one step, however it ends."""
+async def try_step(step: Step, place: Place, left_s: float | None = None) -> Outcome:
+    """Run one step, however it ends. `left_s`: the time that is left for it; None: its own limit alone holds."""
     if (reason := find_missing(step.needs, place.available)) is not None:
         return Outcome("not tried", reason)
+    if left_s is not None and left_s <= 0:
+        return Outcome("not tried", NO_TIME)
     began = time.monotonic()
-    outcome = await _run(step, place)
+    outcome = await _run(step, place, left_s)
     outcome = replace(outcome, seconds=time.monotonic() - began)
     try:
         await place.settle()
@@ -63,9 +71,10 @@ async def try_step(step: Step, place: Place) -> Outcome:
     return outcome
 
 
-async def _run(step: Step, place: Place) -> Outcome:
+async def _run(step: Step, place: Place, left_s: float | None) -> Outcome:
+    is_cut = left_s is not None and left_s < step.limit_s
     try:
-        async with asyncio.timeout(step.limit_s):
+        async with asyncio.timeout(left_s if is_cut else step.limit_s):
             await place.prepare(step.needs.model)
             return Outcome("passed", figures=dict(await step.run(place)))
     except NotTriedError as error:
@@ -73,6 +82,8 @@ async def _run(step: Step, place: Place) -> Outcome:
     except StepFailedError as error:
         return Outcome("failed", str(error), dict(error.figures))
     except TimeoutError:
+        if is_cut:
+            return Outcome("not tried", NO_TIME)
         return Outcome("failed", f"took longer than {step.limit_s:g} s")
     except Exception as error:
         # One step that goes wrong in a way that nobody foresaw must not cost the others.

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import psutil
 
 from contract.status import ModelState, ModelStatus
-from tests.gpu.rig import Rig
+from tests.gpu.rig import Rig, Streamed
 from tests.gpu.step import Figures, Needs, Step, StepFailedError
 from tests.gpu.steps.vllm import CACHE, FIELDS
+from tests.support.installed_engines import ON_CPU
 
 NAME: Final = "killed"
+STREAMS: Final = 8
+ENDLESS: Final = 1900
+"""Tokens of an answer that is killed before it ends."""
+BEGIN_S, TOLD_S, AGAIN_S = 60.0, 30.0, 240.0
 WORKER: Final = "Worker"
 """In the names that vLLM gives to its processes of tensor parallelism, such as `VLLM::Worker_TP1`."""
 
@@ -61,7 +67,65 @@ def _last_worker(processes: list[psutil.Process]) -> psutil.Process:
     return workers[-1]
 
 
+def kill_under_streams(engine: str, model: str, fields: Mapping[str, Any]) -> Callable[[Rig], Awaitable[Figures]]:
+    """The engine while clients read from it: each is told, the memory comes back, and it serves again."""
+
+    async def run(rig: Rig) -> Figures:
+        more = ON_CPU if rig.on_cpu and engine == "vllm" else {}
+        await rig.declare({NAME: rig.definition(engine, model, target_inflight=STREAMS, **fields, **more)})
+        before = rig.used_mib(NAME)
+        await rig.load(NAME)
+        begun = [asyncio.Event() for _ in range(STREAMS)]
+        clients = [asyncio.create_task(rig.stream(NAME, ENDLESS, begun=each)) for each in begun]
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                await asyncio.gather(*(each.wait() for each in begun))
+            killed = time.monotonic()
+            psutil.Process(rig.engine_pids(NAME)[0]).send_signal(signal.SIGKILL)
+            figures: dict[str, Any] = {"released_s": await rig.released(before, NAME)}
+            async with asyncio.timeout(TOLD_S):
+                ends = await asyncio.gather(*clients)
+        except TimeoutError:
+            told = [each.result() for each in clients if each.done()]
+            raise StepFailedError(f"streams neither began nor ended: {describe_ends(told)} of {STREAMS}") from None
+        finally:
+            for each in clients:
+                each.cancel()
+        figures |= {"told_s": time.monotonic() - killed, "clients": describe_ends(ends)}
+        if figures["clients"] != {"told": STREAMS}:
+            raise StepFailedError("not every client was told that its answer broke off", figures)
+        again = await rig.stream(NAME, 4)
+        while not again.is_whole and time.monotonic() - killed < AGAIN_S:
+            await asyncio.sleep(0.1)
+            again = await rig.stream(NAME, 4)
+        if not again.is_whole:
+            raise StepFailedError(f"it does not answer again: {again.error}", figures)
+        return {**figures, "answers_again_s": time.monotonic() - killed}
+
+    return run
+
+
+def describe_ends(ends: list[Streamed]) -> dict[str, int]:
+    """How many clients were told of an error, got the whole answer, or neither."""
+    words = ["told" if each.error else "whole" if each.is_whole else "cut off in silence" for each in ends]
+    return {word: words.count(word) for word in sorted({*words})}
+
+
 STEPS = (
+    Step(
+        "kill.streams",
+        "kill -9 of llama-server under 8 streams: clients told, memory free, serves again",
+        Needs(on_cpu=True, engine="llama-server", model="llama.gguf", processes=True),
+        kill_under_streams("llama-server", "llama.gguf", {"llama_server_n_ctx": 16_384}),
+        limit_s=180,
+    ),
+    Step(
+        "kill.vllm-streams",
+        "kill -9 of vLLM under 8 streams: clients told, memory free, serves again",
+        Needs(on_cpu=True, is_long=True, engine="vllm", model="llama-hf", processes=True),
+        kill_under_streams("vllm", "llama-hf", {"vllm_max_model_len": 2048, "start_timeout_s": 480}),
+        limit_s=420,
+    ),
     Step(
         "kill.engine",
         "kill -9 of llama-server: seconds until memory is free",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from rich.console import Console
 from tests.gpu import cuda_devices
 from tests.gpu.__main__ import choose_steps, default_images
 from tests.gpu.containers import check_command, restricted_config
+from tests.gpu.models import TINY, write_hf_model, write_noisy_hf_model
 from tests.gpu.results import FILE, OtherHostError, Results, print_report
+from tests.gpu.rig import Streamed
 from tests.gpu.step import (
     Available,
     Figures,
@@ -29,8 +32,11 @@ from tests.gpu.step import (
     StepFailedError,
     find_missing,
 )
-from tests.gpu.steps import STEPS
+from tests.gpu.steps import FIRST, STEPS, swap
 from tests.gpu.steps.containers import find_visible_problem
+from tests.gpu.steps.kill import describe_ends
+from tests.gpu.steps.speed import Place as Address
+from tests.gpu.steps.speed import bench_arguments, read_bench
 from tests.gpu.tool_output import (
     QUERY_FIELDS,
     docker_facts,
@@ -215,7 +221,9 @@ def test_what_a_host_lacks_is_the_reason(needs: Needs, available: Available, rea
 def test_without_a_gpu_no_step_about_gpus_is_tried() -> None:
     """A step that runs without a GPU measures main memory; any other has to say that there is none."""
     untried = {each.name for each in STEPS if find_missing(each.needs, ON_CPU) is None}
-    assert {name.split(".")[0] for name in untried} == {"host", "llama", "forecast", "swap", "oom", "vllm", "kill"}
+    assert {name.split(".")[0] for name in untried} == {
+        *("host", "llama", "forecast", "swap", "oom", "vllm", "kill", "speed"),
+    }
     assert not {each.name for each in STEPS if each.needs.gpus > 1} & untried
     about_gpus = [each for each in STEPS if each.needs.gpus and not each.needs.on_cpu]
     assert {find_missing(each.needs, ON_CPU) for each in about_gpus} == {"no GPU"}
@@ -225,8 +233,76 @@ def test_steps_are_named_once_and_chosen_by_their_beginning() -> None:
     names = [each.name for each in STEPS]
     assert len(set(names)) == len(names)
     assert choose_steps(STEPS, None) == [*STEPS]
-    assert [each.name for each in choose_steps(STEPS, ["swap", "vllm.tp2"])] == ["swap.pinned", "vllm.tp2"]
+    assert [each.name for each in choose_steps(STEPS, ["probe", "vllm.tp2"])] == [
+        *("probe.compare", "probe.reload", "vllm.tp2")
+    ]
     assert choose_steps(STEPS, ["swa"]) == []
+
+
+def test_steps_come_in_the_order_of_what_they_tell() -> None:
+    names = [each.name for each in STEPS]
+    placed = [[name for name in names if f"{name}.".startswith(f"{first}.")] for first in FIRST]
+    assert all(placed), "every name in the order is one of a step"
+    assert names[: sum(map(len, placed))] == [name for each in placed for name in each]
+    starts_vllm = [each.name for each in STEPS if each.needs.engine == "vllm"]
+    short = [each.name for each in STEPS if each.needs.engine == "llama-server" and each.needs.gpus < 2]
+    assert max(map(names.index, short)) < min(map(names.index, starts_vllm))
+    assert all(each.limit_s <= 600 for each in STEPS)
+
+
+async def test_what_has_no_time_left_is_not_tried_and_is_tried_in_the_next_run(tmp_path: Path) -> None:
+    endless = Step("b", "never ends", Needs(), wait_for_ever)
+    steps = [step("a"), endless, step("c")]
+    results, place = Results.open_folder(tmp_path, HOST, "0123456789ab"), Place()
+    rows = await walk_steps(steps, place, results, lambda *_: None, limit_s=0.2)
+    seen = [(each.name, outcome.status, outcome.reason) for each, outcome in rows]
+    reason = "no time left: --limit"
+    assert seen == [("a", "passed", None), ("b", "not tried", reason), ("c", "not tried", reason)]
+    assert place.settled == 2, "what was cut off has started something"
+    assert [each.status for each in await walk([step("a"), step("b"), step("c")], tmp_path)] == ["passed"] * 3
+
+
+def test_of_a_stream_its_tokens_its_end_or_what_was_told_instead_are_read() -> None:
+    streamed = Streamed()
+    lines = [b": hello\n", b'data: {"choices": []}\n', b'data: {"choices": [{"text": "a"}]}\n', b"\n"]
+    for at_s, line in enumerate([*lines, b'data: {"choices": [{"text": "b"}]}\n']):
+        streamed.read_line(line, at_s)
+    assert (streamed.text, streamed.first_s, streamed.is_whole, streamed.error) == ("ab", 2, False, None)
+    broken, whole = Streamed(), Streamed()
+    broken.read_line(b'data: {"error": {"code": "engine_failed"}}\n', 1)
+    whole.read_line(b"data: [DONE]\n", 1)
+    assert broken.error == '{"code": "engine_failed"}'
+    assert describe_ends([streamed, broken, whole, broken]) == {"told": 2, "whole": 1, "cut off in silence": 1}
+
+
+async def test_models_that_cannot_sleep_leave_out_the_steps_about_sleep_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = [each for each in STEPS if each.name.startswith(("sleep.", "swap.vllm-"))]
+    assert [each.name for each in steps] == ["sleep.level1", "swap.vllm-level1", "swap.vllm-level2", "sleep.level2"]
+    monkeypatch.setattr(swap, "SLEEP_FIELD", "no_such_field")
+    for each in steps:
+        with pytest.raises(
+            NotTriedError, match=r"^this Roundhouse has no no_such_field: its models of vLLM do not sleep$"
+        ):
+            await each.run(None)
+    monkeypatch.setattr(swap, "SLEEP_FIELD", "vllm_enforce_eager")
+    with pytest.raises(AttributeError):
+        await steps[0].run(None)
+
+
+def test_a_round_of_vllm_s_load_test_is_read_and_its_flags_are_its_own() -> None:
+    address = Address("gateway", 8080, "none", "m")
+    words = [*bench_arguments(Path("/vllm"), address, 32, 256, Path("/models/m"), Path("/out"))]
+    assert words[:5] == ["/vllm", "bench", "serve", "--backend", "openai"]
+    pairs = dict(pairwise(words))
+    assert (pairs["--base-url"], pairs["--model"], pairs["--tokenizer"]) == ("http://127.0.0.1:8080", "m", "/models/m")
+    assert (pairs["--max-concurrency"], pairs["--num-prompts"], pairs["--result-dir"]) == ("32", "256", "/out")
+    result = {"completed": 256, "failed": 0, "output_throughput": 9.5, "median_ttft_ms": 7.0, "other": [1]}
+    assert read_bench(result) == {"tokens_per_s": 9.5, "ttft_p50_ms": 7.0}
+    for wrong in ({"failed": 1}, {"completed": 0}):
+        with pytest.raises(RuntimeError, match="requests failed"):
+            read_bench(result | wrong)
 
 
 def test_every_image_that_a_step_needs_has_a_name() -> None:
@@ -252,6 +328,17 @@ def test_figures_that_json_does_not_know_are_kept_as_texts(tmp_path: Path) -> No
     figures: dict[str, Any] = {"path": Path("/x")}
     results.add(step("a"), Outcome("passed", None, figures))
     assert json.loads(results.path.read_text())["steps"]["a"]["figures"] == {"path": "/x"}
+
+
+def test_a_noisy_model_is_as_large_as_one_of_zeros_and_no_zeros(tmp_path: Path) -> None:
+    write_hf_model(tmp_path / "zeros", TINY)
+    write_noisy_hf_model(tmp_path / "noisy", TINY)
+    zeros, noisy = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("zeros", "noisy"))
+    head = 8 + int.from_bytes(zeros[:8], "little")
+    assert len(noisy) == len(zeros)
+    assert noisy[:head] == zeros[:head]
+    assert zeros[head:].count(0) == len(zeros) - head
+    assert noisy[head:].count(0) < len(noisy) / 50
 
 
 ONE = "GPU-f15ae561-21b1-6003-c768-861fc285203b"

@@ -165,7 +165,7 @@ def test_the_locks_of_an_image_agree(engine: str) -> None:
 
 def test_the_locked_packages_are_what_was_looked_at() -> None:
     """The kernels' folder, the names of the modules and that no GPU is needed were tried with these."""
-    versions = {"exllamav3": "1.6.5", "vllm": "0.32.0"}
+    versions = {"exllamav3": "1.6.5", "vllm": "0.33.0"}
     for engine, version in versions.items():
         pins = read_lock((REPOSITORY / f"images/worker/{engine}.txt").read_text())
         assert [pin.version for pin in pins if pin.name == engine] == [version]

@@ -155,3 +155,38 @@ def test_the_share_of_vllm_and_what_is_beside_it_are_within_the_claim(
     share, total = float(argv[argv.index("--gpu-memory-utilization") + 1]), claim + spare
     assert share == 0.0001 or share * total + beside <= claim
     assert share * total + beside > claim - total / 10_000, "rounded down by a step at most"
+
+
+@settings(max_examples=campaign_count(60, 3_000))
+@given(
+    declared=st.none() | st.floats(0.01, 1),
+    total=st.integers(4_000, 300_000),
+    driver=st.integers(0, 1_000),
+    gpus=st.integers(1, 8),
+    sequences=st.integers(1, 300),
+    eager=st.booleans(),
+    env=st.sampled_from([{}, {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}]),
+)
+def test_a_declared_share_of_vllm_and_its_own_are_ceilings(
+    declared: float | None, total: int, driver: int, gpus: int, sequences: int, eager: bool, env: dict[str, str]
+) -> None:
+    """`driver`: MiB of a GPU that CUDA does not count. What vLLM holds beside its share is not in it."""
+    fields = {"backend": "vllm_serve", "model_path": "m", "gpus": gpus, "target_inflight": sequences, "env": env}
+    fields |= {"vllm_enforce_eager": eager, "vllm_gpu_memory_utilization": declared}
+    engine = ENGINES["vllm_serve"]
+    definition = engine.definition.model_validate(fields)
+    claimed = tuple(ClaimedGpu(f"GPU-{number}", total, total + number) for number in range(gpus))
+    context = RenderContext("docker", "m", PurePosixPath("/m"), "0.0.0.0", 8000, PurePosixPath("/c"), gpus=claimed)
+    ceiling = (0.92 if declared is None else declared) * total
+    beside = beside_share_mib(int(ceiling), gpus, env, sequences=sequences, eager=eager)
+    argv = engine.render_command(definition, context).argv
+    assert argv.count("--gpu-memory-utilization") == 1
+    share = float(argv[argv.index("--gpu-memory-utilization") + 1])
+    assert share == 0.0001 or share * (total - driver) + beside <= ceiling
+    assert share * total + beside > ceiling - 1 - total / 10_000, "rounded down by a step at most"
+    predicted = engine.predict_memory(definition, {})
+    assert isinstance(predicted, Prediction)
+    assert predicted.gpu_share == (0.92 if declared is None else declared), "the replica claims what is declared"
+    without = engine.render_command(definition, replace(context, gpus=())).argv
+    compared = engine.compared_arguments(definition, argv)
+    assert compared == engine.compared_arguments(definition, without), "no engine is replaced for it"

@@ -135,22 +135,22 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mi
                 assert told[_destination(name)] == said, name
             case PathFlag(name) if isinstance(said, str):
                 assert told[_destination(name)] == str(MODELS / said), name
-    if definition.vllm_gpu_memory_utilization is None:
-        share = told["gpu_memory_utilization"]
-        if not definition.gpu_count:
-            assert share == 0.92
-        elif definition.vllm_kv_cache_memory_bytes is not None:
-            assert share == 0.01
-        elif definition.vram_mib is None:
-            assert share == 0.92
-        else:
-            assert smallest_mib is not None
-            sequences, eager = definition.target_inflight or 64, bool(definition.vllm_enforce_eager)
-            beside_mib = beside_share_mib(
-                definition.vram_mib, definition.gpu_count, definition.env, sequences=sequences, eager=eager
-            )
-            most = (definition.vram_mib - beside_mib) / smallest_mib
-            assert max(most - 0.0001, 0.00005) < share <= max(most, 0.0001)
+    declared, share = definition.vllm_gpu_memory_utilization, told["gpu_memory_utilization"]
+    if not definition.gpu_count:
+        assert share == (0.92 if declared is None else declared)
+    elif definition.vllm_kv_cache_memory_bytes is not None:
+        assert share == (0.01 if declared is None else declared)
+    else:
+        assert smallest_mib is not None
+        by_vram = definition.vram_mib is not None and declared is None
+        ceiling_mib = definition.vram_mib if by_vram else int((declared or 0.92) * smallest_mib)
+        assert ceiling_mib is not None
+        sequences, eager = definition.target_inflight or 64, bool(definition.vllm_enforce_eager)
+        beside_mib = beside_share_mib(
+            ceiling_mib, definition.gpu_count, definition.env, sequences=sequences, eager=eager
+        )
+        most = (ceiling_mib - beside_mib) / smallest_mib
+        assert max(most - 0.0001, 0.00005) < share <= max(most, 0.0001)
     assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)
     assert told["runner"] == ("pooling" if definition.vllm_embedding else "auto")
 

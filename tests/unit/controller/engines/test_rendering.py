@@ -15,6 +15,7 @@ from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
 from controller.runtimes.model_files import check_files
 from controller.runtimes.process.launch import check_program
+from controller.state import AppliedFigures
 from tests.support.definitions import DOCKER, PROCESS, define, render, render_argv
 from worker.__main__ import parse_engine
 from worker.engines.litert_lm import BACKENDS
@@ -527,6 +528,24 @@ def test_an_h200_holds_no_more_than_is_declared(declared: int, old_share: float,
         assert holds + 272 <= declared
 
 
+def test_an_engine_that_was_told_less_than_the_declared_share_applies_it() -> None:
+    definition = define("vllm", gpus=1, vllm_gpu_memory_utilization=0.3)
+    compare = ENGINES["vllm"].compare_figures
+    assert compare(definition, AppliedFigures(gpu_share=0.2916)) == ()
+    assert compare(definition, AppliedFigures(gpu_share=0.3)) == ()
+    [gap] = compare(definition, AppliedFigures(gpu_share=0.35))
+    assert (gap.field, gap.declared, gap.applied) == ("vllm_gpu_memory_utilization", 0.3, 0.35)
+
+
+def test_an_h200_holds_no_more_than_a_declared_share() -> None:
+    """vLLM 0.25.1 with the declared share as its own held 43,604 MiB of 43,131 after one long prompt."""
+    beside = 43_604 - 0.3 * H200_CUDA_MIB
+    fields: dict[str, Any] = {"vram_mib": None, "vllm_gpu_memory_utilization": 0.3, "target_inflight": 8}
+    [share] = shares("vllm", ClaimedGpu("GPU-a", 43_132, H200_MIB), **fields)
+    assert share == "0.2916"
+    assert float(share) * H200_CUDA_MIB + beside <= 0.3 * H200_MIB
+
+
 @pytest.mark.parametrize(
     ("declared", "eager", "sequences", "loaded", "held"),
     [
@@ -554,12 +573,16 @@ def test_an_h200_held_so_much_of_what_was_declared(
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"vllm_gpu_memory_utilization": 0.3}, ["0.3"]),
+        ({"vllm_gpu_memory_utilization": 0.3}, ["0.2874"]),
         ({"vllm_kv_cache_memory_bytes": GIB}, ["0.01"]),
         ({"extra_args": ["--gpu-memory-utilization", "0.5"]}, ["0.5"]),
         ({"extra_args": ["--gpu_memory_utilization=0.5"]}, []),
+        ({"extra_args": ["--device-memory-utilization", "0.5"]}, []),
         ({"extra_args": ["--kv-cache-memory-bytes", "1G"]}, []),
-        ({"vram_mib": None}, []),
+        ({"extra_args": ["--kv-cache-memory-bytes", "1G"], "vllm_gpu_memory_utilization": 0.3}, ["0.3"]),
+        ({"vllm_kv_cache_memory_bytes": GIB, "vllm_gpu_memory_utilization": 0.3}, ["0.3"]),
+        ({"vram_mib": None}, ["0.9012"]),
+        ({"vram_mib": None, "gpus": 0}, []),
     ],
 )
 def test_what_says_more_rules(backend: str, fields: dict[str, Any], expected: list[str]) -> None:
