@@ -34,6 +34,7 @@ from controller.memory_history import MemoryHistory, MemorySampler
 from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, GatewayPlace, RemoteHealth
 from controller.observe.prober import LoadProgress, Prober
+from controller.planning.placement import explain_never_fits
 from controller.reconciler import Reconciler, RoundSources, follow_files, follow_model_files, follow_runtime
 from controller.redaction import Redactor
 from controller.reports.drift_detector import DriftDetector
@@ -84,6 +85,8 @@ class Controller:
         self.exit_code = 0
         """Exit code of the program, as `controller.__main__` lists them. Not 0 when the controller ends by itself."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._oversized: frozenset[str] = frozenset()
+        """Models of which the log has said that they never have room here."""
         self._store = store
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
@@ -342,6 +345,7 @@ class Controller:
                 self._files.demand.note_published(after.desired.revision, self.hub.table.stamp)
             self._recorder.record_round(before, after, self.hub.views)
             self._memory_sampler.follow_round(after)
+            self._warn_of_oversized(after)
         self._store.save_epoch()
         silence, limit_s = self._reconciler.silence, self._settings.docker_gone_s
         if silence is not None and silence.ends_controller(time.time(), limit_s):
@@ -349,6 +353,18 @@ class Controller:
             self._end_by_itself(EXIT_RUNTIME_SILENT)
         unsaved = tuple(self.list_unsaved())
         self._recorder.record_trouble(Trouble(tuple(self._files.file_source.problems), self._reconciler.error, unsaved))
+
+    def _warn_of_oversized(self, last_round: Round) -> None:
+        """Log each model that has no room on this host whatever is unloaded, once while that is so."""
+        found = {
+            name: reason
+            for name, model in last_round.desired.models.items()
+            if (reason := explain_never_fits(model, last_round.observed)) is not None
+        }
+        for name in sorted(found.keys() - self._oversized):
+            place = self._files.file_source.list_places().get(f"models.{name}", "declared at run time")
+            log.warning("%s (%s) can never be loaded here: it %s", name, place, found[name])
+        self._oversized = frozenset(found)
 
     def list_unsaved(self) -> list[str]:
         """Return what could not be written to the state folder, in words. Every write is tried again."""
