@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-from controller.planning.placement import advise_smaller, explain_oversize
+from controller.planning.placement import advise_smaller, explain_never_fits
+from controller.state import DesiredModel, Gpu, ObservedState, Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class GpuFacts:
     """Version of the NVIDIA Container Toolkit, such as `1.17.8`. None: it is not on this host's PATH."""
     replaced_packages: tuple[str, ...] = ()
     """Packages or programs on this host that the NVIDIA Container Toolkit has replaced, such as `nvidia-docker2`."""
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs, or MIG instances, that the driver reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,12 @@ class ModelFacts:
     """Whether its definition says that it runs on GPUs."""
     memory_mib: int | None = None
     """Declared main memory of all its replicas together. None: not declared."""
+    wanted: DesiredModel | None = None
+    """The model as the files alone would have it. None: it is an MCP server."""
+    requirement: Requirement | None = None
+    """Predicted memory of one replica. None: not known."""
+    place: str = ""
+    """File and line that declare it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +364,8 @@ def check_clock(facts: HostFacts) -> Iterator[Finding]:
 
 def check_memory(facts: HostFacts) -> Iterator[Finding]:
     """Yield faults: models that declare more main memory than engines may use, alone or together with the other enabled
-    ones, and a limit above the host's memory; and a warning where less than 512 MiB are available now."""
+    ones, and a limit above the host's memory; and warnings: models whose predicted memory is more than a GPU or main
+    memory has, and where less than 512 MiB are available now."""
     memory = facts.memory
     limit_mib = memory.total_mib if memory.engines_mib is None else min(memory.total_mib, memory.engines_mib)
     if memory.engines_mib is not None and memory.engines_mib > memory.total_mib:
@@ -370,9 +380,20 @@ def check_memory(facts: HostFacts) -> Iterator[Finding]:
     }
     for name, mib in sorted(too_large.items()):
         yield fault(
-            f"{name}: {explain_oversize(mib, limit_mib)}",
+            f"{name}: declares {mib} MiB of main memory, and engines may use {limit_mib} MiB",
             advise_smaller("lower `memory_mib` or `replicas`"),
         )
+    host = build_host(facts.gpus.gpus, bool(facts.gpus.unread), memory.total_mib, memory.engines_mib)
+    for model in facts.desired.models:
+        if model.name in too_large or model.wanted is None:
+            continue
+        known = {} if model.requirement is None else {model.name: model.requirement}
+        reason = explain_never_fits(model.wanted, replace(host, requirements=known))
+        if reason is not None:
+            yield warning(
+                f"{model.name} ({model.place}): it can never be loaded here: it {reason}",
+                "change its definition as it says, or run it on a host with more memory",
+            )
     enabled = [
         model.memory_mib or 0 for model in facts.desired.models if model.is_enabled and model.name not in too_large
     ]
@@ -386,6 +407,18 @@ def check_memory(facts: HostFacts) -> Iterator[Finding]:
             f"only {memory.available_mib} of {memory.total_mib} MiB of main memory are available",
             "end other programs, or unload models (`roundhouse unload NAME`)",
         )
+
+
+def build_host(gpus: tuple[Gpu, ...], has_unread_gpus: bool, total_mib: int, engines_mib: int | None) -> ObservedState:
+    """Return the observation of a host on which nothing runs. `total_mib`: its main memory; `engines_mib`: what of it
+    the settings allow engines, None for all. With GPUs that cannot be read, none is known."""
+    return ObservedState(
+        0.0,
+        gpus=None if has_unread_gpus else gpus,
+        unified_gpus=frozenset(gpu.uuid for gpu in gpus if gpu.is_unified),
+        host_mib=engines_mib or total_mib,
+        is_host_limited=engines_mib is not None and engines_mib < total_mib,
+    )
 
 
 HOST_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(

@@ -48,6 +48,7 @@ from controller.runtimes.nvml import NvmlReader
 if TYPE_CHECKING:
     from contract.desired import Definition
     from controller.settings import ControllerSettings
+    from controller.state import Gpu
 
 
 GPU_TIMEOUT_S: Final = 10.0
@@ -66,24 +67,33 @@ def read_gpus(*, pci_devices: Path = PCI_DEVICES) -> GpuFacts:
     """Read the PCI bus, ask the driver, and ask the toolkit for its version. Blocks, up to a few times 10 s
     (`GPU_TIMEOUT_S`); raises nothing. A driver that does not answer leaves a thread behind."""
     reader = NvmlReader()
-    gpu_count: list[int] = []
-    thread = threading.Thread(target=lambda: gpu_count.append(len(reader.read_gpus() or ())), daemon=True)
-    thread.start()
-    thread.join(GPU_TIMEOUT_S)
-    if not gpu_count:
-        problem: str | None = f"the NVIDIA driver has not answered within {GPU_TIMEOUT_S:g} s"
-    else:
-        problem = reader.reason
-        reader.close()
+    gpus = ask_driver(reader)
+    problem = reader.reason
+    if gpus is None:
+        problem = f"the NVIDIA driver has not answered within {GPU_TIMEOUT_S:g} s"
     return GpuFacts(
         on_bus=count_on_bus(pci_devices),
-        readable=gpu_count[0] if gpu_count else 0,
+        readable=len(gpus or ()),
+        gpus=gpus or (),
         problem=problem,
         unread=tuple(gpu.description for gpu in reader.unread_gpus),
         driver_version=reader.driver.version if reader.driver is not None else None,
         toolkit_version=read_toolkit_version(),
         replaced_packages=tuple(sorted(package for program, package in REPLACED.items() if shutil.which(program))),
     )
+
+
+def ask_driver(reader: NvmlReader) -> tuple[Gpu, ...] | None:
+    """Return the GPUs that the driver reports, and close the reader. None: the driver has not answered within 10 s
+    (`GPU_TIMEOUT_S`), and leaves a thread behind. Blocks; raises nothing."""
+    answers: list[tuple[Gpu, ...]] = []
+    thread = threading.Thread(target=lambda: answers.append(reader.read_gpus() or ()), daemon=True)
+    thread.start()
+    thread.join(GPU_TIMEOUT_S)
+    if not answers:
+        return None
+    reader.close()
+    return answers[0]
 
 
 def count_on_bus(pci_devices: Path) -> int:
@@ -348,18 +358,28 @@ async def _is_roundhouse(url: str) -> bool:
 
 def _read_desired(settings: ControllerSettings, folder: FolderFacts) -> tuple[DesiredFacts, list[str]]:
     """Return the declared models, MCP servers with a command, and keys, and the images that they need."""
-    from controller.config.parse import parse_folder, read_folder
+    from controller.config.parse import list_places, parse_documents, read_documents, read_folder
     from controller.config.runtime_declarations import declare_replicas, define_replicas
     from controller.desired.file_source import place_models
     from controller.engines import get_engine
+    from controller.memory_estimator import predict_declared
 
     if folder.kind != "folder" or not folder.is_readable:
         return DesiredFacts(str(settings.desired)), []
-    parsed = parse_folder(read_folder(settings.desired), settings.models.absolute())
+    roots, snapshot = settings.models.absolute(), read_folder(settings.desired)
+    documents = read_documents(snapshot)
+    parsed = parse_documents(snapshot, documents, roots)
     definitions = {**parsed.definitions, **define_replicas(declare_replicas(parsed.tools.declared_servers))}
-    placed, _ = place_models(settings.models.absolute().first, parsed.definitions, parsed.declared_models)
+    placed, _ = place_models(roots.first, parsed.definitions, parsed.declared_models)
+    wanted, requirements = predict_declared({**parsed.definitions, **placed}, parsed.declared_models, roots)
+    places = list_places(documents.values())
     models = tuple(
-        _read_model(settings, name, placed.get(name, each), has_files=name in placed)
+        replace(
+            _read_model(settings, name, placed.get(name, each), has_files=name in placed),
+            wanted=wanted.get(name),
+            requirement=requirements.get(name),
+            place=places.get(f"models.{name}", ""),
+        )
         for name, each in sorted(definitions.items())
     )
     images = (get_engine(each).resolve_image(each, settings.images) for each in definitions.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from contract.desired import Definition
     from contract.status import BlockedView, PlanView
     from controller.artifacts.model_roots import ModelRoots
+    from controller.config.parse import ParsedFolder
+    from controller.settings import ControllerSettings
 
 
 EFFECTS = {
@@ -184,8 +187,9 @@ def validate(
     """Check the desired-state files.
 
     Prints every problem with file, line and field. Warns of models that could not be started on this machine, because
-    they declare more main memory than engines may use, or one of their files is missing or would be refused (without a
-    models folder no such file is checked), and of models whose name hides a route of the gateway. Needs no controller.
+    they take more memory than a GPU or main memory has, declared or predicted from their files, or one of their files
+    is missing or would be refused (without a models folder no file is looked at), and of models whose name hides a
+    route of the gateway. Needs no controller.
     Exit code 0: the files are good. 1: they have problems. 2: they are good, with warnings.
     """
     from controller.config.parse import (
@@ -206,7 +210,7 @@ def validate(
     parsed_folder = parse_documents(snapshot, documents, roots)
     has_models = any(root.is_dir() for root in roots.folders)
     placed, missing = place_models(roots.first, parsed_folder.definitions, parsed_folder.declared_models)
-    start_problems = _find_oversized(parsed_folder.definitions, settings.engines_memory_mib)
+    start_problems = _find_oversized(parsed_folder, placed, settings)
     start_problems |= _find_start_problems(placed, roots) if has_models else {}
     name_warnings = find_name_warnings(parsed_folder.definitions)
     warnings = [*name_warnings, *start_problems.items()]
@@ -247,19 +251,35 @@ def validate(
     return ExitCode.PENDING if warnings else ExitCode.DONE
 
 
-def _find_oversized(definitions: Mapping[str, Definition], engines_mib: int | None) -> dict[str, str]:
-    """Return by name why models have never room here: one replica declares more main memory than there is for engines.
-    GPUs are not looked at, because the driver may take seconds, and the controller may see others than this command."""
+def _find_oversized(
+    parsed: ParsedFolder, placed: Mapping[str, Definition], settings: ControllerSettings
+) -> dict[str, str]:
+    """Return by name why models have never room here: one replica takes more than a GPU or main memory has, as it
+    declares or as is predicted of its files. The driver, which may take seconds, is asked only where a model runs on
+    GPUs."""
     import psutil
 
-    from controller.planning.placement import advise_smaller, explain_oversize
+    from cli.doctor_checks import build_host
+    from controller.memory_estimator import predict_declared
+    from controller.planning.placement import explain_never_fits
+    from controller.state import Gpu
 
-    limit_mib = engines_mib or psutil.virtual_memory().total // 2**20
-    return {
-        name: f"it {explain_oversize(each.memory_mib, limit_mib)}: {advise_smaller('lower `memory_mib`')}"
-        for name, each in sorted(definitions.items())
-        if each.memory_mib is not None and each.memory_mib > limit_mib
-    }
+    models, requirements = predict_declared(
+        {**parsed.definitions, **placed}, parsed.declared_models, settings.models.absolute()
+    )
+    gpus: tuple[Gpu, ...] = ()
+    has_unread_gpus = False
+    if any(model.gpu_count for model in models.values()):
+        from cli.doctor_facts import ask_driver  # docker
+        from controller.runtimes.nvml import NvmlReader
+
+        reader = NvmlReader()
+        gpus, has_unread_gpus = ask_driver(reader) or (), bool(reader.unread_gpus)
+    total_mib = psutil.virtual_memory().total // 2**20
+    host = build_host(gpus, has_unread_gpus, total_mib, settings.engines_memory_mib)
+    host = replace(host, requirements=requirements)
+    reasons = {name: explain_never_fits(model, host) for name, model in sorted(models.items())}
+    return {name: f"it {reason}" for name, reason in reasons.items() if reason is not None}
 
 
 def _find_start_problems(definitions: Mapping[str, Definition], roots: ModelRoots) -> dict[str, str]:

@@ -30,7 +30,7 @@ from controller.rollout import find_outdated, is_rolled_out, is_rollout_blocked
 
 if TYPE_CHECKING:
     from contract.admin import DriftItem, GpuMemory, GpuMemoryAnswer, GpuModel, ListContext
-    from contract.model_files import ModelFile
+    from contract.model_files import FileMemory, ModelFile
     from contract.status import ControllerStatus, GpuProcessView, GpuStatus, ModelStatus, UnreadGpuStatus
 
 
@@ -427,10 +427,12 @@ def rm(
 
 def _cells(row: ModelFile) -> tuple[str, ...]:
     path = f"{row.path}/" if row.kind == "folder" else row.path
-    return path, size_words(row.size), _memory_words(row), " ".join(row.used_by) or "-", row.reference or "by hand"
+    by_model = ", ".join(f"{name}: {_memory_words(each)}" for name, each in row.memory_by_model.items())
+    memory = by_model or _memory_words(row)
+    return path, size_words(row.size), memory, " ".join(row.used_by) or "-", row.reference or "by hand"
 
 
-def _memory_words(row: ModelFile) -> str:
+def _memory_words(row: FileMemory) -> str:
     if row.memory_mib is None:
         return "-"
     # The size of the files is without the context.

@@ -90,8 +90,21 @@ class OrderedDownload(Download):
     forecast: MemoryForecast = Field(description="Memory, and where it fits.")
 
 
-class ModelFile(Wire):
-    """A model in a models folder: a file, all files of a split one, or a folder."""
+class FileMemory(Wire):
+    """The memory of one replica of a model that uses a file."""
+
+    memory_mib: int | None = Field(
+        default=None, description="Estimated memory of one replica in MiB, all its GPUs together; null: not known."
+    )
+    memory_on: Literal["gpu", "host"] | None = Field(
+        default=None, description="Which memory that is: of GPUs, or main memory; null: not known."
+    )
+    memory_source: EstimateSource | None = Field(default=None, description="Where the estimate is from; null: none.")
+
+
+class ModelFile(FileMemory):
+    """A model in a models folder: a file, all files of a split one, or a folder. Its memory is that of the model that
+    takes the most of those that use it."""
 
     path: str = Field(description="Path below its models folder, as a definition names it.")
     folder: str = Field(description="The models folder.")
@@ -103,13 +116,11 @@ class ModelFile(Wire):
     download: str | None = Field(default=None, description="Id of the download; null: there is none.")
     reference: str | None = Field(default=None, description="Reference with its revision; null: not downloaded.")
     used_by: list[str] = Field(description="Declared models that use it, by name.")
-    memory_mib: int | None = Field(
-        default=None, description="Estimated memory of one replica in MiB, all its GPUs together; null: not known."
+    memory_by_model: dict[str, FileMemory] = Field(
+        default_factory=dict,
+        description="Memory of each model that uses it, by name, where they differ; empty: one does, or all take the "
+        "same.",
     )
-    memory_on: Literal["gpu", "host"] | None = Field(
-        default=None, description="Which memory that is: of GPUs, or main memory; null: not known."
-    )
-    memory_source: EstimateSource | None = Field(default=None, description="Where the estimate is from; null: none.")
     serve_as: str | None = Field(
         default=None, description="Name under which it can be declared; null: a model uses it, or it cannot be served."
     )

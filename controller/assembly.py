@@ -26,6 +26,7 @@ from controller.desired.source import DesiredCallbacks, DesiredStateSource
 from controller.downloads.file_service import ModelFileService
 from controller.downloads.service import DownloadLog, DownloadService, SourceDownloads
 from controller.downloads.transfers_client import TransfersClient, transfers_address
+from controller.engines import REPLICA_ENGINES
 from controller.executor import Executor, ExecutorOptions, OperationState
 from controller.journal import EventLog, Recorder, ToolCallRecorder
 from controller.memory_estimator import Estimator, Requirements
@@ -34,7 +35,8 @@ from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, GatewayPlace, RemoteHealth
 from controller.observe.prober import LoadProgress, Prober
 from controller.observe.sleep import HttpSleeper
-from controller.reconciler import Reconciler, RoundSources, follow_files, follow_runtime
+from controller.planning.placement import explain_never_fits
+from controller.reconciler import Reconciler, RoundSources, follow_files, follow_model_files, follow_runtime
 from controller.redaction import Redactor
 from controller.reports.drift_detector import DriftDetector
 from controller.reports.dry_run import DryRunner
@@ -44,7 +46,7 @@ from controller.round_events import Trouble
 from controller.runtimes.base import Runtime, SeenReplica, replica_token
 from controller.runtimes.logs import EndedLogs
 from controller.settings import ControllerSettings, DownloadPermission, decide_downloads
-from controller.state import AttemptNumbers, Phase
+from controller.state import AttemptNumbers, DesiredModel, Phase
 from controller.state_dir import StateDir
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ class Controller:
         self.exit_code = 0
         """Exit code of the program, as `controller.__main__` lists them. Not 0 when the controller ends by itself."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._oversized: frozenset[str] = frozenset()
+        """Models of which the log has said that they never have room here."""
         self._store = store
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
@@ -94,7 +98,7 @@ class Controller:
             settings.swap_wait_s,
             settings.preflight_recheck_s,
         )
-        models = settings.models.absolute()
+        self._roots = models = settings.models.absolute()
         desired_options = DesiredOptions(
             settings.desired, models, defaults, settings.resync_s, settings.trusted_declarations
         )
@@ -118,7 +122,7 @@ class Controller:
         # Where what was stored is lost: numbers of ended logs must not be used again.
         ended_logs = EndedLogs(store.folder / "logs" / "ended")
         attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
-        memory = OperationState(
+        self._memory = memory = OperationState(
             loaded_once=set(stored_state.loaded_once), attempts=attempts, sleepers=dict(stored_state.sleepers)
         )
         self.hub = GatewayHub(
@@ -166,7 +170,8 @@ class Controller:
             clock=clock,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
-        memory_history, predictions = MemoryHistory.load_history(store.folder), Estimator(models, clock)
+        memory_history = MemoryHistory.load_history(store.folder)
+        self._predictions = predictions = Estimator(models, clock)
         self._memory_figures = MemorySource(predictions.known_estimates, memory_history.observed_requirements)
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
@@ -253,6 +258,9 @@ class Controller:
             asyncio.create_task(self._look_for_drift(), name="the look for drift"),
             asyncio.create_task(self.downloads.follow_transfers(), name="the look at downloads"),
             asyncio.create_task(self._look_for_models(), name="the look for models"),
+            asyncio.create_task(
+                follow_model_files(self._list_failed, self._roots, self._retry_model), name="the look at missing files"
+            ),
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
@@ -340,6 +348,7 @@ class Controller:
                 self._files.demand.note_published(after.desired.revision, self.hub.table.stamp)
             self._recorder.record_round(before, after, self.hub.views)
             self._memory_sampler.follow_round(after)
+            self._warn_of_oversized(after)
         self._store.save_epoch()
         silence, limit_s = self._reconciler.silence, self._settings.docker_gone_s
         if silence is not None and silence.ends_controller(time.time(), limit_s):
@@ -347,6 +356,18 @@ class Controller:
             self._end_by_itself(EXIT_RUNTIME_SILENT)
         unsaved = tuple(self.list_unsaved())
         self._recorder.record_trouble(Trouble(tuple(self._files.file_source.problems), self._reconciler.error, unsaved))
+
+    def _warn_of_oversized(self, last_round: Round) -> None:
+        """Log each model that has no room on this host whatever is unloaded, once while that is so."""
+        found = {
+            name: reason
+            for name, model in last_round.desired.models.items()
+            if (reason := explain_never_fits(model, last_round.observed)) is not None
+        }
+        for name in sorted(found.keys() - self._oversized):
+            place = self._files.file_source.list_places().get(f"models.{name}", "declared at run time")
+            log.warning("%s (%s) can never be loaded here: it %s", name, place, found[name])
+        self._oversized = frozenset(found)
 
     def list_unsaved(self) -> list[str]:
         """Return what could not be written to the state folder, in words. Every write is tried again."""
@@ -374,6 +395,17 @@ class Controller:
     def _replicas_of(self, model: str) -> dict[str, float]:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
         return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
+
+    def _list_failed(self) -> list[DesiredModel]:
+        last_round = self._reconciler.round
+        return [] if last_round is None else self._memory.list_failed(last_round.desired.models.values())
+
+    async def _retry_model(self, model: DesiredModel) -> None:
+        """Try a model again whose files have changed. Its memory is predicted anew before, for it is placed by that."""
+        paths = REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
+        await self._predictions.read_artifacts(paths, fresh_s=0.0)
+        self._memory.forget_failures(model)
+        self._wake.set()
 
     def _find_sources(self, sources: frozenset[str]) -> Mapping[str, PlacedSource]:
         return find_placed_sources(self._settings.models.absolute().first, sources)

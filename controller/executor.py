@@ -313,6 +313,13 @@ class OperationState:
         if model.missing_source is not None and self.downloads.get(model.missing_source) is not None:
             del self.downloads[model.missing_source]
 
+    def list_failed(self, models: Iterable[DesiredModel]) -> list[DesiredModel]:
+        """Return those of the models whose last check or start failed, of their present definition: they wait for the
+        next try, or for nothing but an edit."""
+        failed_keys = {key for key, result in self.preflights.items() if not result.ok}
+        failed_keys |= {(key.model, key.spec_hash) for key in self.failures}
+        return [model for model in models if (model.name, model.spec_hash) in failed_keys]
+
     def is_stopping(self, name: str) -> bool:
         """Return whether a stop or removal of the replica of this name is under way, or has ended and not yet been
         dropped by `forget_finished`. False for an unknown name."""

@@ -11,15 +11,18 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from contract.admin import EstimateSource
+from contract.desired import Definition
 from controller.artifacts.heads import Artifact, ArtifactError, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import REPLICA_ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
 from controller.state import DesiredModel, Gpu, Requirement
+from controller.state_dir import StoredState
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,16 @@ class Estimate:
     def mib_on_gpu(self, gpu_mib: int) -> int:
         """Return the MiB that the replica takes of one GPU that has `gpu_mib` MiB; 0 for a replica without GPUs."""
         return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
+
+    def as_requirement(self) -> Requirement:
+        """Return the memory to set aside for the replica. Without GPUs, the GPU memory is None."""
+        return Requirement(
+            self.per_gpu_mib if self.gpus else None,
+            self.host_mib,
+            self.gpu_share,
+            host_grows=self.host_grows,
+            asleep_host_mib=self.asleep_host_mib,
+        )
 
     def replica_mib(self, gpu_mib: int | None) -> int | None:
         """Return the MiB that the replica takes of all its GPUs together, each with `gpu_mib` of memory, or of main
@@ -128,16 +141,9 @@ class Estimator:
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
         """Return the memory to set aside for one replica of each model, by name, from the files read so far. Models
-        whose backend could not predict are absent: the size of the files alone is too low an estimate. In a
-        `Requirement` of a replica without GPUs, the GPU memory is None. Never waits."""
+        whose backend could not predict are absent: the size of the files alone is too low an estimate. Never waits."""
         return {
-            name: Requirement(
-                estimate.per_gpu_mib if estimate.gpus else None,
-                estimate.host_mib,
-                estimate.gpu_share,
-                estimate.host_grows,
-                estimate.asleep_host_mib,
-            )
+            name: estimate.as_requirement()
             for name, estimate in self.known_estimates(models).items()
             if estimate.source == "predicted"
         }
@@ -284,6 +290,24 @@ def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Es
     per_gpu, on_host = (ceil(mib / gpus), 0) if gpus else (0, mib)
     reason = forecast.reason if forecast is not None else None
     return Estimate(per_gpu, on_host, "model_artifact_size", gpus, reason=reason)
+
+
+def predict_declared(
+    definitions: Mapping[str, Definition], declared: Mapping[str, Mapping[str, Any]], roots: ModelRoots
+) -> tuple[dict[str, DesiredModel], dict[str, Requirement]]:
+    """Return declared models by name, and the memory to set aside for one replica of those whose backend can predict
+    it. `definitions` and `declared`: what the files make of each model, and what they say of it. Reads the heads of the
+    models' files, and blocks on the disk; files that are missing or damaged raise nothing."""
+    stated = {name: DeclaredModel(each, declared[name], 0.0) for name, each in definitions.items()}
+    models = dict(resolve_desired(stated, StoredState(), Defaults(), generation=0).models)
+    requirements = {}
+    for model in models.values():
+        if model.runs:
+            paths = REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
+            estimate = estimate_model(model, {path: _look_at_files(roots, path, None, 0.0).artifact for path in paths})
+            if estimate is not None and estimate.source == "predicted":
+                requirements[model.name] = estimate.as_requirement()
+    return models, requirements
 
 
 def _look_at_files(roots: ModelRoots, path: str, previous_entry: _ReadArtifact | None, now: float) -> _ReadArtifact:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Protocol
 from watchfiles import awatch
 
 from contract.status import ModelState
+from controller.artifacts.model_roots import ModelRoots
+from controller.artifacts.read import Stamp, read_stamps
 from controller.desired.source import DesiredStateSource
 from controller.engines import REPLICA_ENGINES
 from controller.engines.base import SleepCalls
@@ -105,6 +107,55 @@ async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
         except RuntimeUnavailableError as error:
             log.warning("no events: %s", error)
         await asyncio.sleep(WATCH_RETRY_S)
+
+
+FILE_LOOK_S = 1.0
+"""Seconds between two looks at the files of models that could not be started."""
+Stamps = Mapping[str, Stamp | None]
+"""Model path to the stamp of its files; None: they are missing."""
+FileLooks = Mapping[tuple[str, str], tuple[Stamps, Stamps]]
+"""Name and spec hash of a model that could not be started to its files when that was first seen, and at the last
+look."""
+
+
+def find_changed_files(
+    looks: FileLooks, found: Mapping[tuple[str, str], Stamps]
+) -> tuple[FileLooks, list[tuple[str, str]]]:
+    """Return what to pass as `looks` next time, and the models to try again: those whose files are others than when the
+    model was first seen to fail, and the same at this look as at the last one, so that none is still being copied."""
+    next_looks, changed = {}, []
+    for key, stamps in found.items():
+        first, last = looks.get(key, (stamps, stamps))
+        is_changed = stamps == last != first
+        next_looks[key] = (stamps if is_changed else first, stamps)
+        if is_changed:
+            changed.append(key)
+    return next_looks, changed
+
+
+async def follow_model_files(
+    list_failed: Callable[[], Iterable[DesiredModel]],
+    roots: ModelRoots,
+    retry: Callable[[DesiredModel], Awaitable[None]],
+) -> None:
+    """Call `retry` with each model of `list_failed`, those that could not be started, once its files have changed and
+    are whole: a missing one is there, or one that was half copied has grown to its end. Looks every second at the files
+    of these models alone, until cancelled."""
+    looks: FileLooks = {}
+    while True:
+        await asyncio.sleep(FILE_LOOK_S)
+        models = {(each.name, each.spec_hash): each for each in list_failed()}
+        looks, changed = find_changed_files(looks, await asyncio.to_thread(_read_stamps, roots, models))
+        for key in changed:
+            log.info("%s is tried again: its files have changed", key[0])
+            await retry(models[key])
+
+
+def _read_stamps(roots: ModelRoots, models: Mapping[tuple[str, str], DesiredModel]) -> dict[tuple[str, str], Stamps]:
+    return {
+        key: read_stamps(roots, [each.path for each in REPLICA_ENGINES[model.backend].list_files(model.definition)])
+        for key, model in models.items()
+    }
 
 
 SHORTEST_ROUND_S = 0.01

@@ -303,6 +303,7 @@ def create_gateway(
         aicore_probe,
         trusted_clock.describe_hold,
         extension.find_retrieval_notice,
+        authenticator.find_viewer,
     )
     metrics.registry.register(LocalllmCollector(metrics.requests, ledger, health_sources.list_engines))
     declare_limits(routes, Limits.of(settings))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -161,6 +161,17 @@ def _list_links(target: Path) -> Iterator[Path]:
         return
     for folder, folders, files in os.walk(target):
         yield from (entry for name in (*folders, *files) if (entry := Path(folder, name)).is_symlink())
+
+
+def read_stamps(roots: ModelRoots, paths: Iterable[str]) -> Mapping[str, Stamp | None]:
+    """Return the stamp of the files at each of these model paths; None where they are missing or cannot be looked at.
+    Blocks on the disk; raises nothing."""
+    stamps: dict[str, Stamp | None] = {}
+    for path in paths:
+        stamps[path] = None
+        with suppress(ArtifactError, OSError):
+            stamps[path] = stamp_of(files_below(roots, path))
+    return stamps
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:

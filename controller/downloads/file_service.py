@@ -17,7 +17,14 @@ from pydantic import JsonValue
 
 from contract.downloads import DownloadRecord, Removal, RemovalOrder
 from contract.errors import RoundhouseError
-from contract.model_files import FileDeclaration, FileDeclarationOrder, ModelFile, ModelFileList, ModelSearch
+from contract.model_files import (
+    FileDeclaration,
+    FileDeclarationOrder,
+    FileMemory,
+    ModelFile,
+    ModelFileList,
+    ModelSearch,
+)
 from controller.artifacts.heads import ArtifactError
 from controller.artifacts.model_roots import ModelRoots, resolve_folder
 from controller.artifacts.read import SPLIT_FILE, files_below, locate_path
@@ -246,7 +253,7 @@ class ModelFileService:
 
     async def list_files(self) -> ModelFileList:
         """Return what lies in the models folders, who put it there, which declared models use it, and the memory of one
-        replica: of the first model that uses it, or if none does, of a model with default options. Of what no model
+        replica of each model that uses it, or if none does, of a model with default options. Of what no model
         uses, also the name under which it can be declared, or why it cannot. A folder that cannot be read counts as
         empty. Raises RoundhouseError `controller_unavailable` before the first observation."""
         current_round = self._read_round()
@@ -255,15 +262,15 @@ class ModelFileService:
         records = await asyncio.to_thread(read_records, self._roots.first)
         discovery = await self._discover(folders, used_by, current_round)
         has_gpus = bool(current_round.observed.gpus)
-        models = {each: self._choose_model(each, used_by[each], desired, has_gpus) for each in found.models}
-        estimates = await self._estimator.estimate_models([model for model in models.values() if model is not None])
+        models = {each: self._list_users(each, used_by[each], desired, has_gpus) for each in found.models}
+        estimates = await self._estimator.estimate_models([model for users in models.values() for model in users])
         first = await asyncio.to_thread(self._roots.first.resolve)
         rows = [
             _build_row(
                 each,
                 _find_record(each, records) if each.root == first else None,
                 used_by[each],
-                None if (model := models[each]) is None else estimates.get(model.name),
+                {model.name: _describe_memory(estimates.get(model.name)) for model in models[each]},
             ).model_copy(
                 update={}
                 if used_by[each]
@@ -402,17 +409,18 @@ class ModelFileService:
         self._declare(name, declared.fields, actor)
         return declared.model_copy(update={"declared": "new"})
 
-    def _choose_model(
+    def _list_users(
         self, found: FoundModel, used_by: Sequence[str], desired: Mapping[str, DesiredModel], has_gpus: bool
-    ) -> DesiredModel | None:
-        """Return the model whose memory is told for a file; None: no backend is known for it."""
+    ) -> list[DesiredModel]:
+        """Return the models whose memory is told for a file: those that use it, else one with default options; none
+        where no backend is known for it."""
         if used_by:
-            return desired[used_by[0]]
+            return [desired[name] for name in used_by]
         try:
             path = str(found.root / found.path)
-            return build_model(ModelPaths(path), self._roots, int(has_gpus), name=f"file:{path}")
+            return [build_model(ModelPaths(path), self._roots, int(has_gpus), name=f"file:{path}")]
         except UnknownModelError:
-            return None
+            return []
 
     async def remove_model(self, name: str, *, actor: str) -> Removal:
         """Remove what a download put into the models folder, and record that `actor` did so. `name`: a path below the
@@ -579,10 +587,12 @@ def _find_record(found: FoundModel, records: Sequence[DownloadRecord]) -> Downlo
 
 
 def _build_row(
-    found: FoundModel, record: DownloadRecord | None, used_by: list[str], estimate: Estimate | None
+    found: FoundModel, record: DownloadRecord | None, used_by: list[str], memories: Mapping[str, FileMemory]
 ) -> ModelFile:
-    memory_mib = None if estimate is None else estimate.replica_mib(None)
+    most = max(memories.values(), key=lambda each: each.memory_mib or 0, default=FileMemory())
     return ModelFile(
+        **most.model_dump(),
+        memory_by_model=dict(memories) if len(set(memories.values())) > 1 else {},
         path=found.path,
         folder=str(found.root),
         kind="folder" if found.is_folder else "file",
@@ -591,7 +601,13 @@ def _build_row(
         download=None if record is None else record.id,
         reference=None if record is None else record.pinned or record.reference,
         used_by=used_by,
-        memory_mib=memory_mib,
-        memory_on=None if estimate is None or memory_mib is None else "gpu" if estimate.gpus else "host",
-        memory_source=None if estimate is None or memory_mib is None else estimate.source,
+    )
+
+
+def _describe_memory(estimate: Estimate | None) -> FileMemory:
+    memory_mib = None if estimate is None else estimate.replica_mib(None)
+    if estimate is None or memory_mib is None:
+        return FileMemory()
+    return FileMemory(
+        memory_mib=memory_mib, memory_on="gpu" if estimate.gpus else "host", memory_source=estimate.source
     )

@@ -38,7 +38,7 @@ from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, REPLICA_ENGINES, resolve_backend
 from controller.memory_estimator import Estimate, estimate_model
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
-from controller.state import HOST, DesiredModel, Gpu, ObservedState, Phase, Requirement
+from controller.state import HOST, DesiredModel, Gpu, ObservedState, Phase
 from controller.state_dir import StoredState
 
 MOST_FILES: Final = 256
@@ -298,10 +298,7 @@ class _Forecaster:
         estimate = self._estimate(model)
         if estimate is None or estimate.source != "predicted":
             return None
-        requirement = Requirement(
-            estimate.per_gpu_mib if gpus else None, estimate.host_mib, estimate.gpu_share, estimate.host_grows
-        )
-        observed = replace(observed, requirements={**observed.requirements, NAME: requirement})
+        observed = replace(observed, requirements={**observed.requirements, NAME: estimate.as_requirement()})
         ledger = ClaimLedger.of(observed)
         # That somebody loads there just now says nothing about the room.
         ledger.busy_replicas.clear()

@@ -41,11 +41,6 @@ def advise_smaller(change: str) -> str:
     return f"{change}, or take a smaller model"
 
 
-def explain_oversize(mib: int, limit_mib: int) -> str:
-    """Return, as the second half of a sentence, that a model declares more main memory than engines may take."""
-    return f"declares {mib} MiB of main memory, and engines may use {limit_mib} MiB"
-
-
 @dataclass(slots=True)
 class ClaimLedger:
     """Claims on GPUs and main memory, as they add up while one plan is made. All sizes are MiB.
@@ -237,6 +232,17 @@ def place_or_wait(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     if isinstance(promised, NoRoom) and not promised.waiting:
         return placement
     return NoRoom(explain_leaving(ledger.leaving), waiting=True)
+
+
+def explain_never_fits(model: DesiredModel, observed: ObservedState) -> str | None:
+    """Return, as the second half of a sentence, why a replica of the model has no room on this host whatever is
+    unloaded: what it needs, what there is, and what to do. None: it has room, or its memory or some GPU is not known.
+    Of `observed`, what runs and is in use does not count."""
+    if model.gpu_count and (not observed.gpus or observed.unread_gpus):
+        return None
+    gpus = tuple(replace(gpu, used_mib=0, processes=None) for gpu in observed.gpus or ())
+    placement = place_replica(model, replace(observed, gpus=gpus), ClaimLedger(unified_gpus=observed.unified_gpus))
+    return placement.reason if isinstance(placement, NoRoom) and not placement.waiting else None
 
 
 def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:

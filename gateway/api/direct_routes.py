@@ -18,6 +18,7 @@ from gateway.server.call import ClientCall, Handler, header_lines
 log = logging.getLogger(__name__)
 
 HeaderCheck = Callable[[Sequence[Header]], None]
+HealthAnswer = Callable[[Sequence[Header]], bytes]
 
 _JSON: Final = b"content-type: application/json\r\n"
 
@@ -31,14 +32,14 @@ def list_health_openers(
     new request id.
     """
 
-    def opener_of(answer: Callable[[], bytes], check: HeaderCheck | None) -> Callable[[ClientCall], Handler]:
+    def opener_of(answer: HealthAnswer, check: HeaderCheck | None) -> Callable[[ClientCall], Handler]:
         return lambda call: HealthCall(call, next_id(), cors, answer, check)
 
     check = authenticator.check_metrics_request
     return {
-        b"/health": opener_of(lambda: json_bytes(sources.describe_health()), check),
-        b"/health/live": opener_of(lambda: b'{"status":"ok"}', None),
-        b"/health/ready": opener_of(lambda: _answer_ready(sources), check),
+        b"/health": opener_of(lambda headers: json_bytes(sources.describe_health(headers)), check),
+        b"/health/live": opener_of(lambda _: b'{"status":"ok"}', None),
+        b"/health/ready": opener_of(lambda _: _answer_ready(sources), check),
     }
 
 
@@ -46,10 +47,10 @@ class HealthCall:
     """The handler of one health check: a `gateway.server.call.Handler`. It ignores the request's body."""
 
     def __init__(
-        self, call: ClientCall, request_id: str, cors: Cors, answer: Callable[[], bytes], check: HeaderCheck | None
+        self, call: ClientCall, request_id: str, cors: Cors, answer: HealthAnswer, check: HeaderCheck | None
     ) -> None:
-        """`answer`: returns the JSON of a 200, or raises RoundhouseError. `check`: called before with the request's
-        headers, and raises RoundhouseError for a request that is refused; None: none is."""
+        """`answer`: returns the JSON of a 200 to the request's headers, or raises RoundhouseError. `check`: called
+        before with the headers, and raises RoundhouseError for a request that is refused; None: none is."""
         self._call = call
         self._request_id = request_id
         self._lines = b"x-request-id: %b\r\n%b" % (request_id.encode(), cors.header_lines(call.headers))
@@ -63,7 +64,7 @@ class HealthCall:
         try:
             if self._check is not None:
                 self._check(self._call.headers)
-            answer = self._answer()
+            answer = self._answer(self._call.headers)
         except RoundhouseError as error:
             self.fail_request(error)
         except Exception:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 
 from contract.admin import Capabilities, Modality
 from contract.route_spec import RouteSpec
+from contract.routing import ModelRoute
 from contract.status import ModelState
 from gateway.api.declare import ADMIN_SCOPE_CODES, HttpRoutes, RequestBody, Rule
 from gateway.api.forwarding import name_actor
@@ -321,9 +322,9 @@ def _declare_lists(
 
 def _declare_events(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog, heartbeat_s: float) -> None:
     @routes.add(_route("GET", ROUTER_PROPS, "Properties of the router", answer=dict[str, Any]))
-    async def props() -> dict[str, Any]:
+    async def props(request: Request) -> dict[str, Any]:
         """What `GET /props` answers where no model is named, as llama-server's router does."""
-        return describe_router(live)
+        return describe_router(live, request.state.caller.may_see_model)
 
     @routes.add(
         _route("GET", "/models/sse", "Events of models, as llama-server's router"),
@@ -455,16 +456,17 @@ async def _wait_for(changed: asyncio.Event, seconds: float) -> bool:
     return False
 
 
-def describe_router(live: LiveRoutes) -> dict[str, Any]:
-    """Return the answer to GET /props without a model, as values of JSON, for the web page of llama-server's router.
+def describe_router(live: LiveRoutes, may_see_model: Callable[[ModelRoute], bool]) -> dict[str, Any]:
+    """Return the answer to GET /props without a model, as values of JSON, for the web page of llama-server's router: of
+    the models for which `may_see_model` returns True.
 
     Raises RoundhouseError `controller_unavailable` before the first routing table.
     """
-    names = sorted(live.current.models)
+    models = [route for route in live.current.models.values() if may_see_model(route)]
     return {
         "role": "router",
-        "max_instances": len(names),
-        "models_autoload": any(route.autoload for route in live.current.models.values()),
+        "max_instances": len(models),
+        "models_autoload": any(route.autoload for route in models),
         "model_alias": "roundhouse",
         "model_path": "none",
         "default_generation_settings": {"params": {}, "n_ctx": 0},

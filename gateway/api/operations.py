@@ -5,12 +5,12 @@ key; if `ROUNDHOUSE_METRICS_KEY` is set, /health/live alone needs none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel, Field
@@ -19,6 +19,7 @@ from common.trusted_clock import TrustedClock
 from contract.errors import RoundhouseError
 from contract.route_spec import RouteSpec
 from contract.routing import Endpoint, ModelRoute
+from contract.status import ModelState
 from gateway.admission.admission import Admission
 from gateway.api.declare import HttpRoutes
 from gateway.control.inflight import InflightCounts
@@ -29,9 +30,11 @@ from gateway.metrics.history import MINUTE_S, MetricsHistory
 from gateway.metrics.request_metrics import Metrics
 from gateway.metrics.state_metrics import LoadedEngine
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.routing.availability import Surroundings, hide_secrets_of_host, list_degradations
+from gateway.routing.availability import Degradation, Surroundings, hide_secrets_of_host, list_degradations
 from gateway.routing.table import LiveRoutes
+from gateway.server.asgi import Header
 from gateway.settings import MIB, GatewaySettings
+from gateway.tenancy.api_keys import ANONYMOUS, Caller
 
 _route = partial(RouteSpec, "GET", access="metrics", tag="operations")
 
@@ -64,7 +67,7 @@ class DegradedPart(BaseModel):
 
     part: str = Field(
         description="`controller`, `gateway` (another one, which is refused), `retrieval`, `certificate`, `clock`, "
-        "`retrieval's clock`, `model NAME` or `replica NAME`."
+        "`retrieval's clock`, `model NAME` or `replica NAME`; without a key where keys are declared, `models`."
     )
     reason: str
 
@@ -130,21 +133,28 @@ class HealthSources:
     """Returns why nothing is deleted by the wall clock; None: the clock is believed."""
     find_retrieval_notice: Callable[[], str | None]
     """Returns what retrieval says of itself (`ProgramProbe.notice`)."""
+    find_viewer: Callable[[Sequence[Header]], Caller | None]
+    """Returns who asks (`Authenticator.find_viewer`)."""
     is_stopping: bool = False
     """Whether the gateway begins to stop, so that it is not ready any more."""
 
-    def describe_health(self) -> dict[str, Any]:
-        """Return the fields of `Health`, as values of JSON. Without a routing table `engines` is empty, and `degraded`
-        says so. Never raises for a part that does not work."""
-        routes = self.live.current_or_none
-        models = None if routes is None else list(routes.models.values())
-        engines = [self._describe_engine(route, endpoint) for route, endpoint in self._iterate_engines()]
+    def describe_health(self, headers: Sequence[Header]) -> dict[str, Any]:
+        """Return the fields of `Health`, as values of JSON, of the models that the sender of a request with these
+        headers may see. To who may see none because no key is shown, models that do not work are counted in one part.
+        Without a routing table `engines` is empty, and `degraded` says so. Never raises for a part that does not
+        work."""
+        routes, viewer = self.live.current_or_none, self.find_viewer(headers)
+        models = [] if routes is None else [each for each in routes.models.values() if _may_see(viewer, each)]
+        engines = [self._describe_engine(route, endpoint) for route, endpoint in _iterate_engines(models)]
+        seen = {endpoint.replica for route in models for endpoint in route.endpoints}
+        seen_names, broken = {route.name for route in models}, self.admission.list_open_circuits()
+        aicore = self.aicore.latest
         degraded = list_degradations(
             Surroundings(
                 self.link.status_word,
                 self.find_retrieval(),
-                models,
-                self.admission.list_open_circuits(),
+                None if routes is None else models,
+                [each for each in broken if each in seen or viewer is ANONYMOUS],
                 self.is_certificate_broken(),
                 self.link.refusal,
                 () if routes is None else routes.refused_gateways,
@@ -152,17 +162,22 @@ class HealthSources:
                 self.find_retrieval_notice(),
             )
         )
+        if viewer is None and routes is not None:
+            failed = sum(route.state == ModelState.FAILED for route in routes.models.values())
+            if failed or broken:
+                counts = f"Failed: {failed}; replicas whose connections fail: {len(broken)}."
+                degraded.append(Degradation("models", f"{counts} With a key, its own models are named."))
         return {
             "status": "degraded" if degraded else "ok",
             "service": "roundhouse",
             "version": self.version,
             "controller": self.link.status_word,
             "retrieval": self.find_retrieval(),
-            "queue_depth": sum(self.ledger.queued.values()),
+            "queue_depth": sum(n for name, n in self.ledger.queued.items() if viewer is None or name in seen_names),
             "engines_loaded": len(engines),
             "engines": engines,
             "degraded": [part._asdict() for part in degraded],
-            "aicore": _describe_aicore(self.aicore.latest),
+            "aicore": _describe_aicore(aicore) if aicore is not None and aicore.model_id in seen_names else None,
         }
 
     def check_ready(self) -> None:
@@ -175,14 +190,9 @@ class HealthSources:
     def list_engines(self) -> list[LoadedEngine]:
         """Return the key (as `key` in `/health`) and backend of each replica that takes requests, in the order of the
         routing table. Endpoints of remote models are left out. Empty before the first table."""
-        return [LoadedEngine(_engine_key(*engine), engine[0].backend) for engine in self._iterate_engines()]
-
-    def _iterate_engines(self) -> Iterator[tuple[ModelRoute, Endpoint]]:
         routes = self.live.current_or_none
-        for route in routes.models.values() if routes is not None else ():
-            for endpoint in route.endpoints:
-                if not endpoint.remote:
-                    yield route, endpoint
+        models = routes.models.values() if routes is not None else ()
+        return [LoadedEngine(_engine_key(*engine), engine[0].backend) for engine in _iterate_engines(models)]
 
     def _describe_engine(self, route: ModelRoute, endpoint: Endpoint) -> dict[str, Any]:
         return {
@@ -202,13 +212,22 @@ class HealthSources:
         }
 
 
+def _may_see(viewer: Caller | None, route: ModelRoute) -> bool:
+    return viewer is not None and viewer.may_see_model(route)
+
+
+def _iterate_engines(models: Iterable[ModelRoute]) -> Iterator[tuple[ModelRoute, Endpoint]]:
+    for route in models:
+        for endpoint in route.endpoints:
+            if not endpoint.remote:
+                yield route, endpoint
+
+
 def _engine_key(route: ModelRoute, endpoint: Endpoint) -> str:
     return f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}"
 
 
-def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
-    if status is None:
-        return None
+def _describe_aicore(status: AicoreStatus) -> dict[str, Any]:
     error = {} if status.error is None else {"error": status.error}
     return {
         "status_code": status.code,
@@ -233,10 +252,12 @@ def declare_health(routes: HttpRoutes, *, sources: HealthSources, metrics: Metri
 
     @routes.app.head("/health", include_in_schema=False)
     @routes.add(_route("/health", "Health", answer=Health))
-    async def health() -> Response:
-        """Answers 200 while the process serves, and names what does not work."""
+    async def health(request: Request) -> Response:
+        """Answers 200 while the process serves, and names what does not work. Where keys are declared, of models what
+        the key may see: all with the scope `admin`, none without a key."""
         # Thousands of replicas would take a framework's validation tens of milliseconds.
-        return Response(json_bytes(sources.describe_health()), media_type="application/json")
+        answer = sources.describe_health(request.headers.raw)
+        return Response(json_bytes(answer), media_type="application/json")
 
     @routes.app.head("/health/live", include_in_schema=False)
     @routes.add(_route("/health/live", "Liveness", answer=Liveness, access="open"))

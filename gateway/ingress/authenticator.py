@@ -15,7 +15,7 @@ from contract.retrieval import BACKGROUND_HEADER
 from gateway.ingress.access_rules import check_host_form
 from gateway.routing.table import LiveRoutes
 from gateway.server.asgi import Header
-from gateway.tenancy.api_keys import Caller, ClientDirectory, KeyRing
+from gateway.tenancy.api_keys import ANONYMOUS, Caller, ClientDirectory, KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,20 @@ class Authenticator:
             message = "The metrics and the state of this gateway need the key of ROUNDHOUSE_METRICS_KEY."
             raise RoundhouseError("invalid_api_key", message)
         self._authenticate_key(routes.keys, headers).require_scope("admin")
+
+    def find_viewer(self, headers: Sequence[Header]) -> Caller | None:
+        """Return who reads the state of the gateway, once `check_metrics_request` has let the request in: the caller of
+        the key that it shows, who sees the models that the key is for. `ANONYMOUS`, who sees every model: a key with
+        the scope `admin`, the metrics' key, or any request while no keys are declared. None: the request shows no key
+        that is valid here, so that no model is named to it. `headers`: with names in lower case. Raises nothing."""
+        routes = self._live.current_or_none
+        if self._read_metrics_key is not None or routes is None or routes.keys.is_empty:
+            return ANONYMOUS
+        try:
+            caller = routes.keys.authenticate_key(headers, self._clock())
+        except RoundhouseError:
+            return None
+        return ANONYMOUS if "admin" in caller.scopes else caller
 
     def _authenticate_key(self, keys: KeyRing, headers: Sequence[Header]) -> Caller:
         now = self._clock()

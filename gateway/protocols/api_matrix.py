@@ -100,7 +100,7 @@ SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
     "/props": (_passthrough("/props", PROPS),),
     "/slots": (_passthrough("/slots", JSON_DIALECT),),
     "/slots/{id}": (_passthrough("/slots", SLOTS),),
-    "/lora-adapters": (_passthrough("/lora-adapters", JSON_DIALECT),),
+    "/lora-adapters": (_passthrough("/lora-adapters", PROPS),),
 }
 """Path of the gateway to the options that serve it, best first. All options of a path answer errors in the same
 form."""

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qs
 
@@ -34,22 +35,33 @@ from gateway.protocols.common.streams import (
 
 
 class PropsDialect(JsonDialect):
-    """Dialect of /props, passed through but for `ui`. Engines run without a web page of their own and answer `ui`
-    false, for which llama.cpp's page would hide their models; the client gets true."""
+    """Dialect of /props and /lora-adapters, passed through but for files and `ui`. Of the path of a model's or an
+    adapter's file, the client gets the file's name: folders of the host are nobody's business. Engines run without a
+    web page of their own and answer `ui` false, for which llama.cpp's page would hide their models; the client gets
+    true."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        return _show_in_page
+        return _show_to_clients
 
 
 PROPS: Final = PropsDialect()
 
 
-def _show_in_page(body: bytes) -> bytes:
+def _show_to_clients(body: bytes) -> bytes:
     with suppress(ValueError):
-        fields = json.loads(body)
-        if isinstance(fields, dict) and "ui" in fields:
-            return json_bytes({**fields, "ui": True})
+        answer = json.loads(body)
+        if isinstance(answer, list):
+            return json_bytes([_name_file(each, "path") for each in answer])
+        if isinstance(answer, dict):
+            named = _name_file(answer, "model_path")
+            return json_bytes({**named, "ui": True} if "ui" in named else named)
     return body
+
+
+def _name_file(fields: Any, field: str) -> Any:
+    """Return the fields with the name of a file in place of its path."""
+    path = fields.get(field) if isinstance(fields, dict) else None
+    return {**fields, field: PurePosixPath(path).name} if isinstance(path, str) else fields
 
 
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

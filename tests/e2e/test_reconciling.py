@@ -182,13 +182,17 @@ FAILING: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
 }
 
 
-async def test_loads_that_fail_say_why_and_delay_nobody_and_a_file_that_arrives_late_heals_its_model(
+async def test_loads_that_fail_say_why_and_delay_nobody_and_files_that_arrive_late_heal_their_models_at_once(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
-    stack.settings["ROUNDHOUSE_PREFLIGHT_RECHECK_S"] = "1"
+    # Only the file itself can end the wait: the next check is an hour away, and what an engine refuses has none.
+    stack.settings["ROUNDHOUSE_PREFLIGHT_RECHECK_S"] = "3600"
     (stack.models / "text.gguf").write_text("this is not a model")
+    whole = (stack.models / "clockwork.gguf").read_bytes()
+    (stack.models / "half.gguf").write_bytes(whole[: len(whole) // 2])
     bad = {name: definition for name, (definition, _) in FAILING.items()}
-    stack.declare(bad | {"good": LLAMA, "late": LLAMA | {"model_path": "late.gguf"}})
+    late_models = {name: LLAMA | {"model_path": f"{name}.gguf"} for name in ("late", "half")}
+    stack.declare(bad | {"good": LLAMA} | late_models)
     await stack.open("good")
     for name, (_, words) in FAILING.items():
         failed = await stack.model_where(name, lambda model: model.state is ModelState.FAILED, "failed")
@@ -196,8 +200,10 @@ async def test_loads_that_fail_say_why_and_delay_nobody_and_a_file_that_arrives_
             assert word in (failed.last_error or ""), (name, failed.last_error)
     late = await stack.model_where("late", lambda model: model.state is ModelState.FAILED, "failed")
     assert late.retry_at is not None
-    shutil.copy(stack.models / "clockwork.gguf", stack.models / "late.gguf")
-    await stack.loaded("late")
+    await stack.model_where("half", lambda model: model.state is ModelState.FAILED, "failed")
+    for name in late_models:
+        shutil.copy(stack.models / "clockwork.gguf", stack.models / f"{name}.gguf")
+        await stack.loaded(name)
 
 
 async def test_state_files_carry_a_schema_version(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:

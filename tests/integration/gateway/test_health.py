@@ -29,6 +29,7 @@ from tests.support.access_asker import KEYS, bearer
 from tests.support.gateway_process import running
 from tests.support.networks import make_certificate
 from tests.support.ports import free_port
+from tests.support.queueing import key
 from tests.support.wait import until
 
 
@@ -64,6 +65,54 @@ async def test_it_names_what_does_not_work() -> None:
         health = (await gateway.get("/health")).body
         [part] = health["degraded"]
         assert part["part"].startswith("replica m-")
+
+
+HIDDEN_MODELS = "Failed: 2; replicas whose connections fail: 1. With a key, its own models are named."
+
+
+async def test_a_key_sees_its_own_models() -> None:
+    """Only who may administer sees all where keys are declared; who shows no key is told no names."""
+    keys = (*KEYS, key("limited", models=("m",)), key("by-alias", models=("ali*",)))
+    everything = {"model bad", "model also", "replica n-0"}
+    async with gateway_harness(retrieval=False) as gateway, engines(1) as (engine,):
+        bad, also = (route(name, [], state=ModelState.FAILED, last_error="no") for name in ("bad", "also"))
+        bad = bad.model_copy(update={"aliases": ("alias",)})
+        n = route("n", ["http://127.0.0.1:9"])
+        models = (route("m", [engine.url]), n, bad, also)
+        await gateway.publish(*models)
+        for _ in range(3):
+            await gateway.chat(model="n")
+        health = (await gateway.get("/health")).body
+        assert {part["part"] for part in health["degraded"]} == everything, "no keys are declared"
+        await gateway.publish(*models, keys=keys)
+        seen = {
+            who: (await gateway.get("/health", headers=bearer(who))).body
+            for who in ("limited", "by-alias", "inference", "admin", "all", "expired", "nobody", "")
+        }
+        parts = {who: {part["part"] for part in health["degraded"]} for who, health in seen.items()}
+        shown = {who: [engine["model"] for engine in health["engines"]] for who, health in seen.items()}
+        hidden = {
+            "part": "models",
+            "reason": HIDDEN_MODELS,
+        }
+        assert parts == {
+            "limited": set(),
+            "by-alias": {"model bad"},
+            **dict.fromkeys(("inference", "admin", "all"), everything),
+            **{who: {"models"} for who in ("expired", "nobody", "")},
+        }
+        assert shown == {
+            "limited": ["m"],
+            **{who: ["m", "n"] for who in ("inference", "admin", "all")},
+            **{who: [] for who in ("by-alias", "expired", "nobody", "")},
+        }
+        assert (seen["limited"]["status"], seen[""]["status"], seen[""]["degraded"]) == ("ok", "degraded", [hidden])
+        assert (await gateway.get("/router/props", headers=bearer("limited"))).body["max_instances"] == 1
+        # With a key of the metrics, nobody else is let in.
+    async with gateway_harness(retrieval=False, metrics_key="the-key-of-the-metrics") as gateway:
+        await gateway.publish(bad, keys=keys)
+        health = (await gateway.get("/health", headers=METRICS_KEY)).body
+        assert [part["part"] for part in health["degraded"]] == ["model bad"]
 
 
 async def test_a_lost_controller_is_named_and_requests_can_be_routed_still() -> None:

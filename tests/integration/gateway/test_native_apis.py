@@ -225,7 +225,8 @@ async def test_what_has_no_body_is_named_in_the_query(
         reply = await gateway.get(f"{path}?model={name}")
         expected = known(json.loads(servers["plain"].request("GET", path)[1]))
         if path == "/props":
-            expected["ui"] = True
+            assert expected["model_path"].startswith("/")
+            expected |= {"ui": True, "model_path": "plain.gguf"}
         assert (reply.status, known(reply.body)) == (200, expected)
     reply = await gateway.get(path)
     if path == "/props":

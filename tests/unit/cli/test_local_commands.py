@@ -16,8 +16,11 @@ from cli.output import SECTIONS, ExitCode
 from controller import __version__
 from controller.config.json_schema import schema_text
 from controller.config.parse import SCHEMA_FILE
+from controller.runtimes.nvml import NvmlReader
+from controller.state import Gpu
 from tests.support.cli import PROGRAM, Output, Roundhouse
 from tests.support.doc_tables import DOCS, exit_rows, rows_of
+from tests.support.gguf_files import write_llama
 
 COMMANDS = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
 GROUPS = [str(group.typer_instance.info.name) for group in app.registered_groups if group.typer_instance]
@@ -135,15 +138,49 @@ def test_validate_warns_of_models_that_never_have_room_here(
         " wide: {backend: stub, memory_mib: 999999999}}",
     )
     monkeypatch.setenv("ROUNDHOUSE_ENGINES_MEMORY_MIB", "100")
-    remedy = "lower `memory_mib`, or take a smaller model"
+    remedy = "lower `memory_mib`, raise ROUNDHOUSE_ENGINES_MEMORY_MIB, or take a smaller model"
     warnings = {
-        name: f"it declares {mib} MiB of main memory, and engines may use 100 MiB: {remedy}"
+        name: f"it needs {mib} MiB of main memory; free: 100 of the 100 MiB that engines may take: {remedy}"
         for name, mib in (("huge", 101), ("wide", 999_999_999))
     }
     lines = [f"{name} cannot be started here: {message}" for name, message in warnings.items()]
     check_warnings(roundhouse, tmp_path, "models: fits, huge, wide", lines, warnings)
     monkeypatch.delenv("ROUNDHOUSE_ENGINES_MEMORY_MIB")
     assert "101 MiB" not in roundhouse("validate", str(tmp_path)).out
+
+
+def test_validate_warns_of_models_whose_predicted_memory_is_more_than_there_is(
+    tmp_path: Path, roundhouse: Roundhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of GPUs only where a model has some, and the driver reports any."""
+    (tmp_path / "models").mkdir()
+    write_llama(tmp_path / "models" / "m.gguf", layers=32, width=256, heads=8, kv_heads=8, head=128, context=65536)
+    gpus = (Gpu("GPU-a", 0, "NVIDIA X", 20),)
+    asked: list[NvmlReader] = []
+
+    def answer(reader: NvmlReader) -> tuple[Gpu, ...]:
+        asked.append(reader)
+        return gpus
+
+    monkeypatch.setattr(NvmlReader, "read_gpus", answer)
+    monkeypatch.setenv("ROUNDHOUSE_ENGINES_MEMORY_MIB", "1000")
+    fields = "model_path: m.gguf, llama_server_n_ctx"
+    write(tmp_path, f"models: {{fits: {{{fields}: 512}}, long: {{{fields}: 32768, autoload: true}}}}")
+    warned = roundhouse("validate", str(tmp_path), "--models", str(tmp_path / "models"))
+    room = (
+        r"free: 1000 of the 1000 MiB that engines may take: declare a smaller context, raise \S+, or take a smaller .*"
+    )
+    line = rf"{tmp_path}/models.yaml:1: warning: long cannot be started here: it needs \d+ MiB of main memory; {room}"
+    assert warned.code == ExitCode.PENDING
+    assert re.fullmatch(line, warned.lines[0]), warned.out
+    assert warned.lines[1:] == [f"{tmp_path}: good, with 1 warning; models: fits, long"]
+    assert asked == [], "no model runs on GPUs"
+    write(tmp_path, f"models: {{long: {{{fields}: 32768, gpus: 1}}}}")
+    warned = roundhouse("validate", str(tmp_path), "--models", str(tmp_path / "models"))
+    line = r".*: warning: long cannot be started here: it needs \d+ MiB on each of 1 GPU; free: GPU 0 has 20 of 20 .*"
+    assert re.fullmatch(line, warned.lines[0]), warned.out
+    gpus = ()
+    assert roundhouse("validate", str(tmp_path), "--models", str(tmp_path / "models")).code == ExitCode.DONE
 
 
 def test_validate_warns_of_names_that_hide_a_route(tmp_path: Path, roundhouse: Roundhouse) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -240,6 +241,15 @@ async def test_ctrl_c_leaves_the_download(site: Site) -> None:
         line = f"the download goes on; roundhouse pull {REFERENCE} --cancel ends it"  # the command is bold
         await until("it says how to cancel", lambda: line in terminal.text)
     assert site.transfers.downloads[download].state == "downloading"
+
+
+async def test_a_file_that_several_models_use_has_the_memory_of_each(site: Site) -> None:
+    fields = {"model_path": "hand.gguf", "llama_server_n_ctx": 65536, "enabled": False}
+    site.running.controller.declaration_service.put_declaration("models", "wide", fields, actor="ada")
+    [row] = [line for line in (await site.run("models")).lines if line.startswith("hand.gguf")]
+    found = re.search(r"mine: (\d+)MiB main memory, wide: (\d+)MiB main memory  +mine wide  +by hand$", row)
+    assert found is not None, row
+    assert int(found[1]) < int(found[2])
 
 
 async def test_models_and_rm(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import tempfile
 import time
@@ -24,9 +25,11 @@ from cli.doctor_facts import count_on_bus, read_docker, read_facts, read_toolkit
 from cli.output import ExitCode
 from contract.errors import RoundhouseError
 from controller.settings import ControllerSettings, load_settings
+from controller.state import Gpu
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.cli import Roundhouse
 from tests.support.clockwork_folders import make_hf
+from tests.support.gguf_files import write_llama
 
 NOBODY = 65534
 """User id without rights."""
@@ -208,6 +211,28 @@ def test_a_fault_of_the_desired_state(place: Place, declared: str, check: str, w
     assert words in only(place.facts(), check)
     if check == "programs":
         assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
+
+
+def test_a_model_whose_predicted_memory_is_more_than_there_is(place: Place) -> None:
+    """A warning, for the file is good. It names the line, what the model takes, what there is, and what to do."""
+    write_llama(place.path("models") / "m.gguf", layers=32, width=256, heads=8, kv_heads=8, head=128, context=65536)
+    place.declare(
+        "models:\n  host: {model_path: m.gguf, llama_server_n_ctx: 32768, autoload: true}\n"
+        "  gpu: {model_path: m.gguf, llama_server_n_ctx: 32768, gpus: 1, autoload: true}"
+    )
+    facts = place.facts()
+    file = place.path("desired") / "models.yaml"
+    small, large = (
+        replace(facts, gpus=replace(facts.gpus, readable=1, problem=None, gpus=(Gpu("GPU-a", 0, "NVIDIA X", mib),)))
+        for mib in (20, 20_000)
+    )
+    assert found(large) == []
+    message = only(small, "memory", "warning")
+    words = rf"gpu \({file}:3\): it can never be loaded here: it needs \d+ MiB on each of 1 GPU; free: GPU 0 has 20 .*"
+    assert re.fullmatch(words, message), message
+    message = only(replace(large, memory=MemoryFacts(64_000, 60_000, 1000)), "memory", "warning")
+    words = rf"host \({file}:2\): it can never be loaded here: it needs \d+ MiB of main memory; free: 1000 of .*"
+    assert re.fullmatch(words, message), message
 
 
 def test_models_that_are_not_loaded_together_count_apart(place: Place) -> None:

@@ -116,6 +116,24 @@ async def test_the_list_says_who_put_it_there_who_uses_it_and_what_it_takes(site
     assert (rows[MAIN].used_by, rows[PROJECTOR].used_by) == (["tiny"], ["tiny"])
 
 
+async def test_models_that_share_a_file_have_each_their_own_memory(site: Site) -> None:
+    """A longer context takes more. Nothing is said by model where one uses the file, or all take the same."""
+    site.use(model_path="hand.gguf")
+    row = (await site.rows())["hand.gguf"]
+    assert (row.used_by, row.memory_by_model) == (["mine", "tiny"], {})
+    site.use(model_path="hand.gguf", llama_server_n_ctx=65536)
+    row = (await site.rows())["hand.gguf"]
+    small, large = (row.memory_by_model[name] for name in ("mine", "tiny"))
+    assert (small.memory_on, small.memory_source) == (large.memory_on, large.memory_source) == ("host", "predicted")
+    assert small.memory_mib is not None
+    assert large.memory_mib is not None
+    assert small.memory_mib < large.memory_mib
+    assert row.memory_mib == large.memory_mib, "the most"
+    site.use(model_path="hand.gguf", llama_server_n_ctx=65536, gpus=1)
+    row = (await site.rows())["hand.gguf"]
+    assert [row.memory_by_model[name].memory_on for name in row.used_by] == ["host", "gpu"]
+
+
 async def test_a_download_is_removed_as_a_whole_but_a_file_beside_it_alone(site: Site) -> None:
     for name in (MAIN, REFERENCE, PINNED, "user/tiny-GGUF:Q8_0", "user/tiny-GGUF/"):
         assert await site.removal(name) == ([PROJECTOR, MAIN], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -128,6 +129,24 @@ async def test_the_context_is_what_fits_and_without_room_the_memory_is_said(fold
         assert (asked["fields"], asked["declared"]) == ({}, None)
         assert asked["reason"].startswith("does not fit: ")
         assert (await site.rows())["wide.gguf"]["reason"].startswith("does not fit: ")
+
+
+async def test_the_log_names_a_model_that_never_has_room_here_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that only a request would load."""
+    write_llama(folder / "m.gguf", layers=32, width=256, heads=8, kv_heads=8, head=128, context=65536)
+    large = {"model_path": "m.gguf", "llama_server_n_ctx": 32768, "enabled": False, "autoload": True}
+    models = {"fits": {**large, "llama_server_n_ctx": 512}, "large": large}
+    async with running(folder, models, engines_memory_mib=1000) as site:
+        for _ in range(3):
+            await site.controller._reconciler.wait_for_round()
+            site.controller._wake.set()
+    logged = [each for each in caplog.messages if "can never be loaded" in each]
+    place = re.escape(str(folder / "desired" / "models.yaml"))
+    words = rf"large \({place}:1\) can never be loaded here: it needs \d+ MiB of main memory; free: 1000 of the .*"
+    assert len(logged) == 1
+    assert re.fullmatch(words, logged[0]), logged
 
 
 async def test_what_a_model_serves_already_is_told_as_it_is_declared(folder: Path) -> None:

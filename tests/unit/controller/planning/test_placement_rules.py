@@ -14,6 +14,7 @@ from controller.planning.placement import (
     NoRoom,
     Placement,
     explain_leaving,
+    explain_never_fits,
     holders_of,
     place_replica,
     requirement_of,
@@ -484,3 +485,54 @@ def test_of_many_processes_three_are_named_and_where_there_is_no_name_the_memory
     assert holders_of(silent, (), expected_mib=30_000) == "1000 MiB, by processes that the driver does not name here"
     assert holders_of(silent, (), expected_mib=30_999) == "1 MiB, by processes that the driver does not name here"
     assert holders_of(silent, (), expected_mib=31_000) is None
+
+
+@pytest.mark.parametrize(
+    ("want", "host", "reason"),
+    [
+        ({"gpu_count": 0}, {}, None),
+        ({"gpu_count": 0, "memory_mib": 900}, {}, None),
+        (
+            {"gpu_count": 0, "memory_mib": 901},
+            {},
+            "needs 901 MiB of main memory; free: 900 of the 900 MiB that engines may take: lower `memory_mib`, or take "
+            "a smaller model",
+        ),
+        (
+            {"gpu_count": 0},
+            {"requirements": {"m": Requirement(None, 901)}, "is_host_limited": True},
+            "needs 901 MiB of main memory; free: 900 of the 900 MiB that engines may take: declare a smaller context, "
+            "raise ROUNDHOUSE_ENGINES_MEMORY_MIB, or take a smaller model",
+        ),
+        ({"gpu_count": 0, "memory_mib": 901}, {"host_mib": None}, None),
+        ({}, {"requirements": {"m": Requirement(1000, 900)}}, None),
+        (
+            {},
+            {"requirements": {"m": Requirement(1001, 1)}},
+            "needs 1001 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB, GPU 1 has 1000 of 1000 MiB: a shorter "
+            "context, a smaller cache type or more GPUs (`gpus`) would make it fit",
+        ),
+        (
+            {"vram_mib": 1001, "gpu_choice": ("1",)},
+            {},
+            "needs 1001 MiB on each of 1 GPU; free: GPU 1 has 1000 of 1000 MiB: lower `vram_mib`, or take a smaller "
+            "model",
+        ),
+        ({"vram_mib": 1001}, {"gpus": None}, None),
+        ({"vram_mib": 1001}, {"gpus": ()}, None),
+        ({"vram_mib": 1001}, {"unread_gpus": (UnreadGpu(2, "it is lost"),)}, None),
+        (
+            {"vram_mib": 600},
+            {"unified_gpus": frozenset("AB"), "requirements": {"m": Requirement(None, 500)}},
+            "needs 1100 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB, GPU 1 has 1000 of 1000 MiB: lower "
+            "`vram_mib`, or take a smaller model",
+        ),
+    ],
+)
+def test_what_never_has_room_here_is_said_whatever_runs(
+    want: dict[str, Any], host: dict[str, Any], reason: str | None
+) -> None:
+    full = [replace(gpu, used_mib=1000, processes=(GpuProcess(7, 1000, "other"),)) for gpu in (A, B)]
+    runs = replica("a", {"A": 1000, HOST: 900})
+    observed = seen(*full, replicas=(runs,), **{"host_mib": 900, **host}) if "gpus" not in host else seen(**host)
+    assert explain_never_fits(replace(ONE, **want), observed) == reason

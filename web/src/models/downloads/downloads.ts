@@ -83,7 +83,13 @@ export interface OfferedRepository {
   choices: OfferedModel[];
 }
 
-export interface ModelFile {
+export interface FileMemory {
+  memory_mib: number | null;
+  memory_on: "gpu" | "host" | null;
+  memory_source: EstimateSource | null;
+}
+
+export interface ModelFile extends FileMemory {
   path: string;
   folder: string;
   kind: "file" | "folder";
@@ -91,9 +97,8 @@ export interface ModelFile {
   origin: "download" | "hand";
   reference: string | null;
   used_by: string[];
-  memory_mib: number | null;
-  memory_on: "gpu" | "host" | null;
-  memory_source: EstimateSource | null;
+  /** By the name of each model that uses it, where they differ. */
+  memory_by_model: Record<string, FileMemory>;
   /** The name under which it can be served; null: a model uses it, or `reason`. */
   serve_as: string | null;
   /** Why it cannot be served. */

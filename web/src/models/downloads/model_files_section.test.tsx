@@ -15,6 +15,7 @@ const FILE: ModelFile = {
   origin: "hand",
   reference: null,
   used_by: [],
+  memory_by_model: {},
   memory_mib: null,
   memory_on: null,
   memory_source: null,
@@ -31,7 +32,13 @@ test("a file that no model uses is a click away, and one that cannot be served s
   const models = [
     FILE,
     { ...FILE, path: "cut.gguf", serve_as: null, reason: "it ends within its head" },
-    { ...FILE, path: "used.gguf", serve_as: null, used_by: ["mine"] },
+    {
+      ...FILE,
+      path: "used.gguf",
+      serve_as: null,
+      used_by: ["mine", "wide"],
+      memory_by_model: { mine: { ...FILE, memory_mib: 512 }, wide: { ...FILE, memory_mib: null } },
+    },
   ];
   request.mockImplementation(async (_: string, options?: { body?: unknown }) =>
     options?.body === undefined
@@ -48,6 +55,9 @@ test("a file that no model uses is a click away, and one that cannot be served s
   expect(request).toHaveBeenCalledWith("/v1/admin/models/files", { body: { model: "/models/there.gguf" } });
   expect(screen.getAllByRole("button")).toHaveLength(1);
   expect(screen.getByRole("listitem", { name: "cut.gguf" }).textContent).toContain("it ends within its head");
+  expect(screen.getByRole("listitem", { name: "used.gguf" }).textContent).toContain(
+    "mine 512 MiB of memory, wide memory not known;",
+  );
 });
 
 test("a file that was served meanwhile because it is there is loaded, and the list follows the folder", async () => {

@@ -8,7 +8,7 @@ import { Button, ErrorNote, SameByCommand, showCode } from "../../ui/controls";
 import { bytesText, mibText } from "../../ui/figures";
 import { Section } from "../../ui/view";
 import { useText } from "./download_words";
-import { type ModelFile, modelFilesQuery, removeModelFiles, serveModelFile } from "./downloads";
+import { type FileMemory, type ModelFile, modelFilesQuery, removeModelFiles, serveModelFile } from "./downloads";
 
 export function ModelFilesSection() {
   const client = useClient();
@@ -63,6 +63,10 @@ export function ModelFilesSection() {
   );
 }
 
+function memoryText({ memory_mib }: FileMemory): string {
+  return memory_mib === null ? "memory not known" : `${mibText(memory_mib)} of memory`;
+}
+
 interface FileRowProps {
   file: ModelFile;
   isServing: boolean;
@@ -71,7 +75,8 @@ interface FileRowProps {
 }
 
 function FileRow({ file, isServing, onServe, onRemove }: FileRowProps) {
-  const memory = file.memory_mib === null ? "memory not known" : `${mibText(file.memory_mib)} of memory`;
+  const byModel = Object.entries(file.memory_by_model).map(([name, each]) => `${name} ${memoryText(each)}`);
+  const memory = byModel.join(", ") || memoryText(file);
   return (
     <li
       aria-label={file.path}
