@@ -186,7 +186,10 @@ class Download(Wire):
     pinned: str | None = Field(default=None, description="The same with its revision; null: not resolved yet.")
     state: DownloadState = Field(description="How far it is.")
     files: list[DownloadFile] = Field(default_factory=list, description="The files; empty: not resolved yet.")
-    main: str | None = Field(default=None, description="As `Inspection.main`; null: not resolved yet.")
+    main: str | None = Field(
+        default=None,
+        description="As `Inspection.main`; null: not resolved yet, or it ended before its files were here.",
+    )
     projector: str | None = Field(default=None, description="As `Inspection.projector`.")
     total_bytes: int = Field(default=0, description="Size of all files; 0: not resolved yet.")
     done_bytes: int = Field(default=0, description="Bytes that are here.")
@@ -197,8 +200,8 @@ class Download(Wire):
     )
     has_finished: bool = Field(
         default=False,
-        description="Whether it has finished before, also if it was ordered again since: `main` and `projector` are "
-        "then those of the last run that finished, and a run that fails or is cancelled leaves them.",
+        description="Whether it has finished before, also if it was ordered again since: `pinned`, `main` and "
+        "`projector` are then those of the last run that finished, and others leave them.",
     )
     error: ErrorBody | None = Field(default=None, description="Why it failed; null: it did not.")
     created_at: float = Field(description="Unix time in seconds of the order.")
@@ -257,9 +260,20 @@ class DownloadRecord(BaseModel):
     id: str = Field(description="Id of the download.")
     reference: str = Field(description="The reference, in its canonical form.")
     include_pickle: bool = Field(default=False, description="As `DownloadOrder.include_pickle`.")
-    pinned: str | None = Field(default=None, description="The same with its revision; null: not resolved yet.")
+    pinned: str | None = Field(
+        default=None,
+        description="The same with the revision that the last run which finished put into place; null: none has.",
+    )
+    wanted: str | None = Field(
+        default=None,
+        exclude_if=lambda wanted: wanted is None,
+        description="The same with the revision that the run under way fetches, or that the last run did not get; "
+        "null: not resolved yet, or it has finished.",
+    )
     state: DownloadState = Field(default="queued", description="How far it is.")
-    main: str | None = Field(default=None, description="As `Inspection.main`; null: not resolved yet.")
+    main: str | None = Field(
+        default=None, description="As `Inspection.main`, of the last run that finished; null: none has."
+    )
     projector: str | None = Field(default=None, description="As `Inspection.projector`.")
     placed: list[PlacedFile] = Field(
         default_factory=list, description="The files that the download has put, or is just putting, into their places."

@@ -175,7 +175,7 @@ class ToolCallRecorder:
         self._journal = journal
         self._clock = clock
         self._redact = redact
-        self._written = self._read_written()
+        self._written = journal.find_last_calls(KNOWN_GATEWAYS)
         """Gateway to the number of its last written call, the gateway that wrote last at the end."""
 
     def record_calls(self, report: GatewayReport) -> None:
@@ -231,15 +231,6 @@ class ToolCallRecorder:
             text = self._redact(replica_model(call.server), text)
         return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
 
-    def _read_written(self) -> dict[str, int]:
-        written: dict[str, int] = {}
-        newest_first = self._journal.read_page(("tool",), None, None, KNOWN_GATEWAYS * MOST_TOOL_CALLS)
-        for entry in reversed(newest_first):
-            gateway, sequence = entry.details.get("gateway"), entry.details.get("sequence")
-            if isinstance(gateway, str) and isinstance(sequence, int):
-                written[gateway] = max(sequence, written.pop(gateway, 0))
-        return dict(list(written.items())[-KNOWN_GATEWAYS:])
-
 
 BUSY_S: Final = 0.05
 """Seconds that SQLite waits at most for another process's lock. The wait blocks the event loop."""
@@ -269,6 +260,12 @@ def _in_kinds(kinds: Iterable[EventKind]) -> str:
 _CLASSES: Final = (*map(_in_kinds, RETENTION_CLASSES[:-1]), f"NOT {_in_kinds(HISTORY_KINDS)}")
 
 
+_LAST_CALLS: Final = """
+SELECT gateway, max(sequence) FROM (
+    SELECT id, details ->> '$.gateway' AS gateway, details ->> '$.sequence' AS sequence
+    FROM entries WHERE kind = 'tool' AND json_valid(details)
+) WHERE typeof(gateway) = 'text' AND typeof(sequence) = 'integer' GROUP BY gateway ORDER BY max(id) DESC LIMIT ?
+"""
 # `+`: rows are read by their ids, not by the index of kinds.
 _IS_KNOWN: Final = "+" + _in_kinds(get_args(EventKind))
 """Which entries are of kinds that this version knows."""
@@ -378,6 +375,11 @@ class JournalDatabase:
             (*values, limit),
         )
         return list(_parse_rows(rows))
+
+    def find_last_calls(self, limit: int) -> list[tuple[str, int]]:
+        """Return the gateways whose calls of tools are recorded, each with the highest number of a call, the gateway
+        that wrote last first; at most `limit`. Reads all entries of calls. Blocks. Raises sqlite3.Error."""
+        return self._db.execute(_LAST_CALLS, (limit,)).fetchall()
 
     def close(self) -> None:
         """Close the file. SQLite then merges its write-ahead log into it. May be called repeatedly; no other method
@@ -520,6 +522,12 @@ class EventLog:
         ]
         entries += self._try_file(lambda file: file.read_page(sorted(kinds), model, before, limit), [])
         return entries[:limit]
+
+    def find_last_calls(self, limit: int) -> dict[str, int]:
+        """Return the number of the last recorded call of a tool by gateway, the gateway that wrote last at the end; at
+        most `limit`. Entries that are not written yet are not looked at. Never raises: while the file cannot be read,
+        the result is empty."""
+        return dict(reversed(self._try_file(lambda file: file.find_last_calls(limit), [])))
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
         """Wait without limit until there are entries with ids above `after_id`. Return at most 500 (`FOLLOWED_AT_ONCE`)

@@ -67,6 +67,8 @@ class DownloadProgress:
         self._clock = clock
         self._lock = threading.Lock()
         self._files: dict[str, _FileProgress] = {}
+        self._model: dict[str, str | None] = {}
+        """What the run brings, by fields of a record; empty until it is known."""
         self._speed = SpeedMeter()
         self._waiting: str | None = None
         self._state: DownloadState | None = None
@@ -75,6 +77,7 @@ class DownloadProgress:
         """Note the files that the download consists of, none of them here yet. Replaces the files of an earlier
         call."""
         with self._lock:
+            self._model = {"main": resolution.main, "projector": resolution.projector_target}
             self._files = {
                 each.path: _FileProgress(resolution.target_of(each), each.size, each.sha256)
                 for each in resolution.files
@@ -110,8 +113,9 @@ class DownloadProgress:
             self._state = "verifying"
 
     def build_view(self, record: DownloadRecord) -> Download:
-        """Return the download as it is now: the record with this run's state, files and speed. Each call also takes a
-        sample for the speed, which is None before the second call."""
+        """Return the download as it is now: the record with this run's state, files and speed; and unless an earlier
+        run has finished, with the model that this one brings. Each call also takes a sample for the speed, which is
+        None before the second call."""
         with self._lock:
             files = [
                 DownloadFile(path=each.target, size=each.size, done_bytes=each.done_bytes, sha256=each.sha256)
@@ -121,7 +125,9 @@ class DownloadProgress:
             self._speed.add_sample(self._clock(), done)
             speed = self._speed.measure()
             return build_view(
-                record.model_copy(update={"state": self._state or record.state}),
+                record.model_copy(
+                    update={"state": self._state or record.state} | ({} if record.has_finished else self._model)
+                ),
                 files,
                 bytes_per_s=speed,
                 remaining_s=(total - done) / speed if speed else None,
@@ -143,7 +149,7 @@ def build_view(
     return Download(
         id=record.id,
         reference=record.reference,
-        pinned=record.pinned,
+        pinned=record.pinned or record.wanted,
         state=record.state,
         files=list(files),
         main=record.main,

@@ -368,7 +368,8 @@ class ConversationTurn:
 
 
 class Branch(NamedTuple):
-    """The branch of a conversation that a response continues: its items, and the model that answered last."""
+    """The branch of a conversation that a response continues: its items, their bytes as JSON, and the model that
+    answered last."""
 
     model: str | None
     """Own name of the model that last answered in the conversation; None: none has."""
@@ -376,6 +377,7 @@ class Branch(NamedTuple):
     """Id of the last item; None: there are no items."""
     items: tuple[Fields, ...]
     """The items, oldest first."""
+    bytes: int
 
 
 def encode_items(items: Sequence[Fields], answers: Sequence[Fields] = ()) -> tuple[NewItem, ...]:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from assistant.storage.conversation_records import (
     ACTIVE_BRANCH,
     Branch,
+    BranchSize,
     ConversationChange,
     ConversationTurn,
     FoundConversation,
@@ -37,7 +38,7 @@ from assistant.storage.conversation_records import (
     text_of,
 )
 from assistant.storage.pagination import ListQuery, paginate_items, unknown_cursor
-from assistant.storage.records import PARENT_PLACE, HistoryBounds, is_id
+from assistant.storage.records import PARENT_PLACE, HistoryBounds, is_id, too_long
 from assistant.storage.table_file import TableFile
 from common.sqlite_files import insert_rows
 from gateway.exchange.plain_responses import TOKEN_LENGTH
@@ -223,6 +224,9 @@ _REFERENCED: Final = """
 SELECT i.item, c.model, c.number FROM conversation_items AS i JOIN conversations AS c ON c.number = i.conversation
 WHERE i.id = ? AND c.tenant = ? AND c.used_at >= ?
 """
+
+
+_NOTHING: Final = BranchSize(0, 0)
 
 
 class ConversationTable:
@@ -447,21 +451,36 @@ class ConversationTable:
         links = self._load_links(row.number, last_id)
         if start is not None and last_id is not None and not links:
             raise item_not_found(conversation_id, last_id, PARENT_PLACE)
-        if _is_too_long(links, bounds):
+        size = _measure(links)
+        if size.items > bounds.items or size.bytes > bounds.bytes:
             raise conversation_too_long(bounds.items, bounds.bytes, "conversation")
-        return Branch(row.model, last_id, tuple(self._load_items(row.number, links)))
+        return Branch(row.model, last_id, tuple(self._load_items(row.number, links)), size.bytes)
 
-    def load_until(self, tenant: str, conversation_id: str, item_id: str | None) -> list[Fields] | None:
-        """Return the items of the branch of a conversation that ends with `item_id`, oldest first.
+    def load_until(
+        self,
+        tenant: str,
+        conversation_id: str,
+        item_id: str | None,
+        bounds: HistoryBounds | None = None,
+        after: BranchSize = _NOTHING,
+    ) -> Branch | None:
+        """Return the branch of a conversation that ends with `item_id`; None: the conversation or the item is not there
+        any more. It has no items if `item_id` is None.
 
-        Empty if `item_id` is None. None: the conversation or the item is not there any more. Does not count as a use.
-        Blocks; raises sqlite3.Error if the database fails.
+        `after`: size of the responses that continue the branch. Does not count as a use. Blocks.
+
+        Raises:
+            RoundhouseError: `invalid_request` if the branch with what continues it exceeds `bounds`.
+            sqlite3.Error: the database fails.
         """
         row = self._find_row(tenant, conversation_id)
         links = [] if row is None else self._load_links(row.number, item_id)
         if row is None or (item_id is not None and not links):
             return None
-        return self._load_items(row.number, links)
+        size = _measure(links)
+        if bounds is not None and (size.items + after.items > bounds.items or size.bytes + after.bytes > bounds.bytes):
+            raise too_long(bounds, "previous_response_id")
+        return Branch(row.model, item_id, tuple(self._load_items(row.number, links)), size.bytes)
 
     def mark_used(self, tenant: str, conversation_id: str) -> None:
         """Count a conversation as used now. Call within a transaction.
@@ -596,8 +615,8 @@ class ConversationTable:
         return fresh_items
 
 
-def _is_too_long(links: Sequence[Link], bounds: HistoryBounds) -> bool:
-    return len(links) > bounds.items or sum(link.bytes for link in links) > bounds.bytes
+def _measure(links: Sequence[Link]) -> BranchSize:
+    return BranchSize(len(links), sum(link.bytes for link in links))
 
 
 def _rows_of(items: Sequence[NewItem]) -> int:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from assistant.storage.conversation_records import ConversationTurn
+from assistant.storage.conversation_records import BranchSize, ConversationTurn
 from assistant.storage.conversation_table import ConversationListing, ConversationTable
 from assistant.storage.pagination import ListQuery, list_object, unknown_cursor
 from assistant.storage.records import (
@@ -394,7 +394,10 @@ class StateDatabase:
             return None
         last_link, *earlier_links = chain
         [own_input, _] = self._db.execute(_ITEMS, (last_link.number,)).fetchone()
-        items_before = self._load_conversation(tenant, chain[-1]) or []
+        first, branch = chain[-1], None
+        if first.conversation_id is not None:
+            branch = self.conversations.load_until(tenant, first.conversation_id, first.conversation_item)
+        items_before = () if branch is None else branch.items
         return last_link.model, [*items_before, *self._load_items(earlier_links), *json.loads(own_input)]
 
     def load_history(
@@ -421,34 +424,31 @@ class StateDatabase:
         """
         now = self._clock()
         with transaction(self._db):
-            history = History()
+            history, loaded = History(), BranchSize(0, 0)
             if conversation_id is not None:
                 branch = self.conversations.load_branch(tenant, conversation_id, start, bounds)
                 history = History(branch.model, branch.items, conversation_item=branch.last_item)
+                loaded = BranchSize(len(branch.items), branch.bytes)
             elif previous_id is not None:
-                history = self._continue_response(tenant, previous_id, now, bounds)
-            referenced_items, models = self._load_referenced(tenant, references, now, bounds)
+                history, loaded = self._continue_response(tenant, previous_id, now, bounds)
+            referenced_items, models = self._load_referenced(tenant, references, now, bounds, loaded)
         return history._replace(referenced_items=referenced_items, referred_models=models)
 
-    def _continue_response(self, tenant: str, previous_id: str, now: float, bounds: HistoryBounds) -> History:
+    def _continue_response(
+        self, tenant: str, previous_id: str, now: float, bounds: HistoryBounds
+    ) -> tuple[History, BranchSize]:
         chain = self._continued_chain(tenant, previous_id, bounds)
-        conversation_id = chain[-1].conversation_id
-        items_before = self._load_conversation(tenant, chain[-1])
-        if items_before is None:
-            raise conversation_gone(previous_id, str(conversation_id))
-        if conversation_id is not None:
-            self.conversations.mark_used(tenant, conversation_id)
+        first, size = chain[-1], BranchSize(sum(link.items for link in chain), sum(link.bytes for link in chain))
+        items_before: tuple[Fields, ...] = ()
+        if first.conversation_id is not None:
+            branch = self.conversations.load_until(tenant, first.conversation_id, first.conversation_item, bounds, size)
+            if branch is None:
+                raise conversation_gone(previous_id, first.conversation_id)
+            items_before = branch.items
+            size = BranchSize(size.items + len(branch.items), size.bytes + branch.bytes)
+            self.conversations.mark_used(tenant, first.conversation_id)
         self._mark_used(chain, now)
-        return History(chain[0].model, (*items_before, *self._load_items(chain)))
-
-    def _load_conversation(self, tenant: str, first_link: _ChainLink) -> list[Fields] | None:
-        """Return the items of the conversation before the first response of a chain; None: they are gone.
-
-        Empty if the response was made in no conversation.
-        """
-        if first_link.conversation_id is None:
-            return []
-        return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
+        return History(chain[0].model, (*items_before, *self._load_items(chain))), size
 
     def delete_response(self, tenant: str, response_id: str) -> bool:
         """Delete a tenant's response from the database, whatever its status, and return whether there was one.
@@ -563,15 +563,18 @@ class StateDatabase:
         return items
 
     def _load_referenced(
-        self, tenant: str, ids: Sequence[str], now: float, bounds: HistoryBounds
+        self, tenant: str, ids: Sequence[str], now: float, bounds: HistoryBounds, loaded: BranchSize
     ) -> tuple[dict[str, Fields], dict[str, str]]:
         """Return the referenced items that are stored, and the names of the models that made them, both by item id.
 
-        Ids are searched for in responses first, then in conversations.
+        Ids are searched for in responses first, then in conversations. `loaded`: what else the request continues, which
+        counts for the bounds, too.
         """
         items: dict[str, Fields] = {}
         models: dict[str, str] = {}
-        bytes_left = bounds.bytes
+        bytes_left = bounds.bytes - loaded.bytes
+        if ids and loaded.items + len(set(ids)) > bounds.items:
+            raise too_long(bounds, "input")
         for response_id in dict.fromkeys(map(response_of, ids)):
             row = self._db.execute(_REFERENCED, (response_id, tenant, self._file.cutoff())).fetchone()
             if row is not None:

@@ -51,10 +51,11 @@ class DownloadBoard:
         self._lock = threading.RLock()
         self._records: dict[str, DownloadRecord] = {}
         self._jobs: dict[str, DownloadJob] = {}
-        self._runs: dict[str, Future[None]] = {}
-        self._finished: dict[str, DownloadRecord] = {}
-        """What a download that runs again was when it had finished."""
+        self._runs: dict[str, Future[Download]] = {}
+        """Each returns the download as it has ended."""
         self._cancelled: set[str] = set()
+        self._reordered: dict[str, DownloadRecord] = {}
+        """Downloads that were ordered again while the end of a cancelled run is waited for, as they will be then."""
         self._changes = 0
         self._is_closing = False
         self._pool = ThreadPoolExecutor(parallel, "download")
@@ -89,15 +90,14 @@ class DownloadBoard:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
-        """Begin a download, or begin again one that has ended. Return it, and True; if the same reference is under way
-        with the same `include_pickle`, return that download, and False. `include_pickle`: whether weights in pickle
-        files are taken, too. Does not wait for the source. Blocks on the disk. Raises OSError if the download cannot be
-        recorded."""
+        """Begin a download, or begin again one that has ended; one that is just being cancelled begins again when its
+        threads have ended. Return it, and True; if the same reference is under way with the same `include_pickle`,
+        return that download, and False. `include_pickle`: whether weights in pickle files are taken, too. Does not wait
+        for the source. Blocks on the disk. Raises OSError if the download cannot be recorded."""
         text = str(reference)
         download = make_download_id(text, include_pickle=include_pickle)
         with self._lock:
-            old = self._records.get(download)
-            if download in self._jobs:
+            if download in self._jobs and (download not in self._cancelled or download in self._reordered):
                 return self._view(download), False
             record = DownloadRecord(
                 id=download,
@@ -105,13 +105,10 @@ class DownloadBoard:
                 include_pickle=include_pickle,
                 created_at=self._clock(),
             )
-            if old is not None:
-                kept = ("pinned", "main", "projector", "placed", "found", "has_finished")
-                record = record.model_copy(update={name: getattr(old, name) for name in kept})
-            self._save(record)
-            if old is not None and old.has_finished:
-                self._finished[download] = old
-            self._start(record, reference)
+            if download in self._jobs:
+                self._reordered[download] = record
+            else:
+                self._begin(record)
             return self._view(download), True
 
     def find(self, download: str) -> Download:
@@ -127,16 +124,16 @@ class DownloadBoard:
             return [self._view(record.id) for record in newest]
 
     def cancel(self, download: str) -> Download:
-        """End a download, and return it as it is then. What was fetched of it and is not in its place is removed. A
-        failed one becomes `cancelled`; one that has finished stays as it is. Blocks for `CANCEL_WAIT_S` at most; the
-        state may not be final then.
+        """End a download, and return it as it has ended, also if it was ordered again since. What was fetched of it and
+        is not in its place is removed. A failed one becomes `cancelled`; one that has finished stays as it is. Blocks
+        for `CANCEL_WAIT_S` at most; the state may not be final then.
 
         Raises:
             RoundhouseError: `download_not_found`.
             OSError: the models folder cannot be written.
         """
         with self._lock:
-            job, run, record = self._jobs.get(download), self._runs.get(download), self._records.get(download)
+            job, record = self._jobs.get(download), self._records.get(download)
             if record is None:
                 raise _not_found(download)
             if job is None:
@@ -144,15 +141,16 @@ class DownloadBoard:
                     self._tools.folder.remove_partials(download)
                     self._save(record.model_copy(update={"state": "cancelled", "error": None}))
                 return self._view(download)
+            run = self._runs[download]
             self._cancelled.add(download)
+            self._reordered.pop(download, None)
         job.stop()
-        if run is not None and not run.cancel():
-            try:
-                run.result(CANCEL_WAIT_S)
-            except TimeoutError:
-                log.warning("download %s: its threads have not ended yet", download)
-        else:
-            self._end(download, None, is_done=False)
+        if run.cancel():
+            return self._end(download, job, None)
+        try:
+            return run.result(CANCEL_WAIT_S)
+        except TimeoutError:
+            log.warning("download %s: its threads have not ended yet", download)
         return self.find(download)
 
     def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
@@ -168,10 +166,11 @@ class DownloadBoard:
         with self._lock:
             for record in list(self._records.values()):
                 placed = [each for each in record.placed if each.path not in paths]
-                if len(placed) == len(record.placed):
+                removed = [each.path for each in record.placed if each.path in paths]
+                if not removed:
                     continue
                 if placed or record.id in self._jobs:
-                    self._save(record.model_copy(update={"placed": placed}))
+                    self._save(record.model_copy(update={"placed": placed, **_find_lost(record, removed)}))
                 else:
                     self.forget(record.id)
 
@@ -210,16 +209,30 @@ class DownloadBoard:
         Waits while another thread is in `hold_still`."""
         with self._lock:
             return any(
-                path in {each.path for each in self._view(download).files}
+                path in {each.path for each in job.progress.build_view(self._records[download]).files}
                 or path in {each.path for each in self._records[download].placed}
-                for download in self._jobs
+                for download, job in self._jobs.items()
             )
 
     def _go_on(self, record: DownloadRecord) -> None:
         try:
-            self._start(record, read_reference(record.pinned or record.reference))
+            self._start(record, read_reference(record.wanted or record.reference))
         except RoundhouseError as error:
             self._save(record.model_copy(update={"state": "failed", "error": error.build_envelope().error}))
+
+    def _begin(self, record: DownloadRecord) -> None:
+        """Begin what was ordered as this new record says."""
+        record = self._with_earlier(record)
+        self._save(record)
+        if not self._is_closing:
+            self._start(record, read_reference(record.reference))
+
+    def _with_earlier(self, record: DownloadRecord) -> DownloadRecord:
+        """Return the new record of a download with what is in place by earlier runs."""
+        if (old := self._records.get(record.id)) is None:
+            return record
+        kept = ("pinned", "main", "projector", "placed", "found", "has_finished")
+        return record.model_copy(update={name: getattr(old, name) for name in kept})
 
     def _start(self, record: DownloadRecord, reference: ModelReference) -> None:
         job = DownloadJob(
@@ -228,57 +241,76 @@ class DownloadBoard:
         self._jobs[record.id] = job
         self._runs[record.id] = self._pool.submit(self._run, record.id, job)
 
-    def _run(self, download: str, job: DownloadJob) -> None:
+    def _run(self, download: str, job: DownloadJob) -> Download:
         error: RoundhouseError | None = None
-        is_done = False
         try:
             job.run()
-            is_done = True
         except (StoppedError, InterruptedConnectionError):
             pass
         except RoundhouseError as failure:
             error = failure
         except OSError as failure:
             log.error("download %s: the models folder fails: %s", download, failure)  # noqa: TRY400 - the disk's error
-            code = "models_disk_full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "models_folder_failed"
-            error = RoundhouseError(code, f"{failure.strerror or failure}: {failure.filename}.")
+            error = _describe_disk(failure)
         except Exception:
             log.exception("download %s failed", download)
             error = RoundhouseError("internal_error", "The download failed; the log has the reason.")
-        with self._lock:
-            if self._is_closing and not is_done and download not in self._cancelled:
-                return  # the record stays as it is, and the next start goes on
-        self._end(download, error, is_done=is_done)
+        return self._end(download, job, error)
 
-    def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:
-        """`is_done`: all files are in their places, also if it was cancelled just then."""
+    def _end(self, download: str, job: DownloadJob, error: RoundhouseError | None) -> Download:
+        """Record the end of a run, unless somebody else has, and begin the next one that was ordered meanwhile. Return
+        the download as it has ended. A job with a result has all files in their places, also if it was cancelled just
+        then."""
         with self._lock:
-            if download not in self._jobs:
-                return  # somebody else ended it meanwhile: of two who cancel a waiting one, both come here
-            is_cancelled = download in self._cancelled and not is_done
-            before = self._finished.pop(download, None)
-            ending: dict[str, object] = {
-                "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
-                "error": None if error is None or is_cancelled else error.build_envelope().error,
-                "ended_at": self._clock(),
-            }
-            if not is_cancelled and error is None:
-                ending["has_finished"] = True
-            elif before is not None:
-                ending |= {name: getattr(before, name) for name in ("pinned", "main", "projector")}
-            record = self._records[download].model_copy(update=ending)
+            is_done, is_cancelled = bool(job.result), download in self._cancelled
+            if self._jobs.get(download) is not job:
+                return self._view(download)  # of two who cancel a waiting one, both come here
+            if self._is_closing and not is_done and (not is_cancelled or download in self._reordered):
+                return self._view(download)  # the record stays as it is, and the next start goes on
+            is_cancelled = is_cancelled and not is_done
+            record = self._records[download].model_copy(
+                update={
+                    "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
+                    "error": None if error is None or is_cancelled else error.build_envelope().error,
+                    "ended_at": self._clock(),
+                }
+                | ({**job.result, "wanted": None, "has_finished": True} if is_done else {})
+            )
             self._cancelled.discard(download)
-            self._runs.pop(download, None)
-            self._jobs.pop(download, None)
+            del self._runs[download], self._jobs[download]
             try:
                 if is_cancelled:
                     self._tools.folder.remove_partials(download)
-                self._save(record)
+                placed = [each for each in record.placed if is_done or self._is_there(each)]
+                self._save(record.model_copy(update={"placed": placed}))
             except OSError as failure:
                 self._records[download] = record
                 log.warning("download %s: its end cannot be recorded: %s", download, failure)
+            ordered = self._reordered.pop(download, None)
+            ended = self._view(download)
+            if ordered is not None:
+                self._begin_again(ordered)
         shown = _QUERY.sub("?…", record.reference)
         log.info("download %s of %s: %s%s", download, shown, record.state, f": {error}" if error else "")
+        return ended
+
+    def _begin_again(self, ordered: DownloadRecord) -> None:
+        try:
+            self._begin(ordered)
+        except OSError as failure:
+            log.error("download %s: it cannot be recorded: %s", ordered.id, failure)  # noqa: TRY400 - the disk's error
+            failed = {"state": "failed", "error": _describe_disk(failure).build_envelope().error}
+            self._records[ordered.id] = self._records[ordered.id].model_copy(
+                update={"created_at": ordered.created_at, "ended_at": self._clock(), **failed}
+            )
+            self._changes += 1
+
+    def _is_there(self, placed: PlacedFile) -> bool:
+        """Return whether anything lies where a file was put, or was to be put when its run broke off."""
+        try:
+            return self._tools.folder.find_file(placed.path) is not None
+        except RoundhouseError:
+            return True
 
     def _save(self, record: DownloadRecord) -> None:
         with self._lock:
@@ -291,6 +323,8 @@ class DownloadBoard:
         if record is None:
             raise _not_found(download)
         job = self._jobs.get(download)
+        if (ordered := self._reordered.get(download)) is not None:
+            return build_view(self._with_earlier(ordered), [])
         if job is not None:
             return job.progress.build_view(record)
         done = [
@@ -298,6 +332,23 @@ class DownloadBoard:
             for each in (*record.placed, *record.found)
         ]
         return build_view(record, done)
+
+
+def _describe_disk(failure: OSError) -> RoundhouseError:
+    code = "models_disk_full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "models_folder_failed"
+    return RoundhouseError(code, f"{failure.strerror or failure}: {failure.filename}.")
+
+
+def _find_lost(record: DownloadRecord, removed: Iterable[str]) -> dict[str, object]:
+    """Return the fields of a record that are not true without these files."""
+    main, lost = record.main, dict[str, object]()
+    for path in removed:
+        if path == record.projector:
+            lost["projector"] = None
+        # The parts of a split set lie beside the main one.
+        elif main is not None and (path.startswith(f"{main}/") or path.rpartition("/")[0] == main.rpartition("/")[0]):
+            return {"pinned": None, "main": None, "projector": None, "has_finished": False}
+    return lost
 
 
 def _not_found(download: str) -> RoundhouseError:

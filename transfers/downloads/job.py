@@ -201,9 +201,11 @@ class DownloadJob:
         save: Callable[[DownloadRecord], None],
         list_placed: Callable[[], list[PlacedFile]],
     ) -> None:
-        """`reference`: what to resolve, which may be `record.pinned`. `save`: called with each new state of the record,
+        """`reference`: what to resolve, which may be `record.wanted`. `save`: called with each new state of the record,
         in the thread of `run`. `list_placed`: returns the files that all downloads have put into place."""
         self.progress = DownloadProgress()
+        self.result: dict[str, object] = {}
+        """Fields of the record that say what is in place; empty until `run` has returned."""
         self._tools = tools
         self._record = record
         self._reference = reference
@@ -220,7 +222,8 @@ class DownloadJob:
 
     def run(self) -> None:
         """Resolve the reference, fetch the files that are missing, and put them into place. Blocks, perhaps for hours.
-        When it returns, all files are in their places, and the record has them. Call once.
+        When it returns, all files are in their places, the record has those that it put there, and `result` is what
+        the record does not say yet. Call once.
 
         Raises:
             RoundhouseError: `source_not_found`, `source_forbidden`, `source_address_refused`, `source_unavailable`,
@@ -238,13 +241,20 @@ class DownloadJob:
             resolution = choose_folder(resolved, self._list_placed())
             # First: a removal that goes on while the record is written has looked at it, or is seen by what follows.
             self.progress.set_files(resolution)
-            self._change(pinned=resolution.pinned, main=resolution.main, projector=resolution.projector_target)
+            self._change(wanted=resolution.pinned)
             with self._tools.locks.hold(resolution.folder, self._check_stop):
-                self._fetch_missing(resolution)
+                found = self._fetch_missing(resolution)
+            self.result = {
+                "pinned": resolution.pinned,
+                "main": resolution.main,
+                "projector": resolution.projector_target,
+                "found": found,
+            }
         finally:
             self._client.close()
 
-    def _fetch_missing(self, resolution: Resolution) -> None:
+    def _fetch_missing(self, resolution: Resolution) -> list[PlacedFile]:
+        """Return the files that were there already, put by somebody else."""
         folder = self._tools.folder
         present = find_present(folder, resolution, self._list_placed(), self._check_stop)
         missing = present.missing
@@ -256,6 +266,7 @@ class DownloadJob:
         found = {file.path: self._fetch(file, partials[file.path]) for file in missing}
         self._place(resolution, present, partials, found)
         folder.remove_partials(self._record.id)
+        return present.found
 
     def _check_room(self, missing: list[SourceFile], partials: dict[str, Path]) -> None:
         here = sum(path.stat().st_blocks * 512 for path in partials.values() if path.exists())
@@ -288,7 +299,7 @@ class DownloadJob:
             mtime_ns = partials[file.path].stat().st_mtime_ns
             placed[target] = PlacedFile(path=target, size=file.size, sha256=found[file.path].sha256, mtime_ns=mtime_ns)
         # Before the first move: a kill in between must not leave files that nobody may remove.
-        self._change(placed=list(placed.values()), found=present.found)
+        self._change(placed=list(placed.values()))
         for file in reversed(present.missing):
             self._tools.folder.place_file(partials[file.path], resolution.target_of(file))
 

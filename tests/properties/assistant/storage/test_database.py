@@ -399,7 +399,7 @@ class Trees(RuleBasedStateMachine):
         active = conversations.list_items("t", ID, WHOLE)["data"]
         assert [item["id"] for item in active] == self.branch(self.active)
         for name in self.parents:
-            loaded = present(conversations.load_until("t", ID, name))
+            loaded = present(conversations.load_until("t", ID, name)).items
             assert [item["id"] for item in loaded] == self.branch(name)
         [outlines] = self.database._db.execute("SELECT count(*) FROM item_outlines").fetchone()
         assert outlines == len(self.parents)

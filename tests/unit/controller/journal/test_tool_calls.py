@@ -72,6 +72,17 @@ def test_a_repeated_call_is_written_once_whatever_repeats_it(journal: EventLog) 
     assert sequences(journal) == [*(("gw-1", number) for number in (1, 2, 3, 4)), ("gw-2", 1)]
 
 
+def test_a_call_that_lies_behind_many_of_another_gateway_is_not_written_again(journal: EventLog) -> None:
+    first = recorder(journal)
+    first.record_calls(report(call(70), gateway="idle"))
+    for last in range(MOST_TOOL_CALLS, 65 * MOST_TOOL_CALLS + 1, MOST_TOOL_CALLS):
+        first.record_calls(report(*(call(last - number) for number in range(MOST_TOOL_CALLS)), gateway="busy"))
+    written = len(entries(journal))
+    assert written == 2 + 65 * MOST_TOOL_CALLS
+    recorder(journal).record_calls(report(call(70), gateway="idle"))
+    assert len(entries(journal)) == written
+
+
 def test_calls_that_no_report_holds_any_more_are_counted(journal: EventLog) -> None:
     made = recorder(journal)
     made.record_calls(report(call(1)))

@@ -7,12 +7,14 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from contract.downloads import Inspection, PlacedFile
+from contract.downloads import Download, DownloadRecord, Inspection, PlacedFile
 from contract.errors import RoundhouseError
 from contract.model_reference import ModelReference
 from tests.support.transfers_harness import (
@@ -28,6 +30,7 @@ from tests.support.transfers_harness import (
 )
 from transfers.assembly import Transfers
 from transfers.downloads.job import choose_folder
+from transfers.models_folder import ModelsFolder, RecordStore
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.source_set import read_reference
 
@@ -245,22 +248,242 @@ def test_no_log_has_the_query_of_an_address(
     assert not any("hunter2" in line for line in find_lines())
 
 
-def test_a_registry_s_model_has_its_projector(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
-    contents = {"model": CONTENT, "projector": CONTENT[:100], "license": b"free"}
+def publish(server: FileServer, content: bytes) -> ModelReference:
+    """Put a model of this content, with a projector, into the registry, in place of the one that was there."""
+    contents = {"model": content, "projector": content[:100], "license": b"free"}
     layers = [
         {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{sha256(each)}", "size": len(each)}
         for kind, each in contents.items()
     ]
-    server.files["/v2/library/m/manifests/1b"] = json.dumps({"layers": layers}).encode()
-    for content in (CONTENT, CONTENT[:100]):
-        server.files[f"/v2/library/m/blobs/sha256:{sha256(content)}"] = content
-    done = fetch(transfers, read_reference("ollama:m:1b"))
+    manifest = json.dumps({"layers": layers}).encode()
+    server.files["/v2/library/m/manifests/1b"] = server.files[f"/v2/library/m/manifests/sha256:{sha256(manifest)}"] = (
+        manifest
+    )
+    for each in (content, content[:100]):
+        server.files[f"/v2/library/m/blobs/sha256:{sha256(each)}"] = each
+    return read_reference("ollama:m:1b")
+
+
+def test_a_registry_s_model_has_its_projector(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:
+    done = fetch(transfers, publish(server, CONTENT))
     assert (done.state, done.main) == ("finished", "ollama/library/m/m-1b.gguf")
     assert (tmp_path / str(done.main)).read_bytes() == CONTENT
     assert done.projector == "ollama/library/m/mmproj-m-1b.gguf"
     assert (tmp_path / str(done.projector)).read_bytes() == CONTENT[:100]
     assert done.pinned is not None
     assert str(read_reference(done.pinned)) == done.pinned
+
+
+NEWER = CONTENT[::-1]
+
+
+def read_record(models: Path) -> DownloadRecord:
+    (path,) = (models / ".roundhouse" / "records").glob("dl_*.json")
+    return DownloadRecord.model_validate_json(path.read_bytes())
+
+
+def check_told(models: Path, told: Download | DownloadRecord, older: Download | None) -> None:
+    """What is said of the model is there whole, and of the revision that is named. `older`: the run that had finished
+    before; None: there was none, and nothing is said."""
+    if older is None and not told.has_finished:
+        if isinstance(told, DownloadRecord) or told.state == "failed":
+            assert (told.main, told.projector) == (None, None)
+        return
+    content = CONTENT if older is not None and told.pinned == older.pinned else NEWER
+    assert (models / str(told.main)).read_bytes() == content
+    assert (models / str(told.projector)).read_bytes() == content[:100]
+
+
+class Breaks:
+    """Breaks what a download does to the disk off at one step: a write of a record, a file that is put into its place,
+    the removal of partial files; each before (even) or after (odd) it is done."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, error: BaseException) -> None:
+        self.at = -1
+        self.count = 0
+        self._error = error
+        for owner, name in ((RecordStore, "write"), (ModelsFolder, "place_file"), (ModelsFolder, "remove_partials")):
+            patch.setattr(owner, name, self._wrap(getattr(owner, name)))
+
+    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self._step()
+            result = function(*args)
+            self._step()
+            return result
+
+        return run
+
+    def _step(self) -> None:
+        self.count += 1
+        if self.count - 1 == self.at:
+            raise self._error
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+def test_a_kill_at_any_step_leaves_what_goes_on_and_nothing_false(
+    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch, has_older: bool
+) -> None:
+    breaks, step, ended = Breaks(monkeypatch, Killed()), -1, False
+    while not ended:
+        step += 1
+        models = tmp_path / str(step)
+        models.mkdir()
+        older, breaks.at = None, -1
+        with make_transfers(models, server) as transfers:
+            if has_older:
+                older = fetch(transfers, publish(server, CONTENT))
+            reference = publish(server, NEWER)
+            breaks.count, breaks.at = 0, step
+            try:
+                download = transfers.board.order(reference, include_pickle=False)[0].id
+                ended = not isinstance(transfers.board._runs[download].exception(60), Killed)
+            except (Killed, KeyError):
+                pass
+            breaks.at = -1
+        for record in [] if older is None and step == 0 else [read_record(models)]:
+            check_told(models, record, older)
+        with make_transfers(models, server) as transfers:
+            done = fetch(transfers, reference)
+            assert (step, done.state) == (step, "finished")
+            check_told(models, done, None)
+            assert len(transfers.files.list_files()) == (4 if has_older else 2)
+            assert all(each.is_unchanged for each in transfers.files.list_files())
+            assert transfers.folder.list_partials() == []
+    assert step == 14
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+def test_a_disk_that_fails_at_any_step_leaves_what_can_be_ordered_again_and_nothing_false(
+    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch, has_older: bool
+) -> None:
+    breaks, step, failed = Breaks(monkeypatch, OSError(errno.ENOSPC, "No space left on device")), -1, True
+    while failed:
+        step += 1
+        models = tmp_path / str(step)
+        models.mkdir()
+        older, breaks.at = None, -1
+        with make_transfers(models, server) as transfers:
+            if has_older:
+                older = fetch(transfers, publish(server, CONTENT))
+            reference = publish(server, NEWER)
+            breaks.count, breaks.at = 0, step
+            try:
+                ended = fetch(transfers, reference)
+                failed = breaks.count > step
+                check_told(models, ended, older)
+                assert ended.state == "finished" or error_code(ended) == "models_disk_full"
+            except OSError:
+                pass  # the order itself was refused
+            breaks.at = -1
+            told = {each.path for each in transfers.files.list_files()}
+            assert told == {path for path in told if (models / path).exists()}
+            done = fetch(transfers, reference)
+            assert (step, done.state) == (step, "finished")
+            check_told(models, done, None)
+            check_told(models, read_record(models), None)
+            assert len(transfers.files.list_files()) == (4 if has_older else 2)
+    assert step == 14
+
+
+def test_a_restart_goes_on_with_the_revision_that_was_being_fetched(tmp_path: Path, server: FileServer) -> None:
+    with make_transfers(tmp_path, server) as first:
+        older = fetch(first, publish(server, CONTENT))
+        server.gate.clear()
+        download = first.board.order(publish(server, NEWER), include_pickle=False)[0].id
+        wait_for("the fetch", lambda: is_downloading(first, download))
+        assert first.board.find(download).main == older.main
+    check_told(tmp_path, read_record(tmp_path), older)
+    server.gate.set()
+    publish(server, b"!" * 500)
+    with make_transfers(tmp_path, server) as second:
+        done = wait_for_end(second, download)
+    assert (tmp_path / str(done.main)).read_bytes() == NEWER
+    assert done.main != older.main
+
+
+def test_what_is_ordered_while_it_is_cancelled_runs_again(tmp_path: Path, server: FileServer) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def hold(headers: dict[str, str]) -> Answer:
+        asked.set()
+        assert answered.wait(60)
+        return 404, {}, b""
+
+    reference = publish(server, CONTENT)
+    (manifest,) = [server.files[path] for path in server.files if path.endswith("/1b")]
+    server.answers["/v2/library/m/manifests/1b"] = hold
+    with make_transfers(tmp_path, server) as transfers, ThreadPoolExecutor(2) as threads:
+        first, _ = transfers.board.order(reference, include_pickle=False)
+        assert asked.wait(60)
+        cancelling = threads.submit(transfers.board.cancel, first.id)
+        wait_for("the cancellation", lambda: first.id in transfers.board._cancelled)
+        second, is_new = transfers.board.order(reference, include_pickle=False)
+        assert (second.id, second.state, second.created_at > first.created_at, is_new) == (
+            first.id,
+            "queued",
+            True,
+            True,
+        )
+        assert transfers.board.order(reference, include_pickle=False) == (second, False)
+        assert transfers.board.find(first.id) == second
+        server.answers["/v2/library/m/manifests/1b"] = lambda headers: (200, {}, manifest)
+        answered.set()
+        ended = cancelling.result(60)
+        assert (ended.state, ended.created_at) == ("cancelled", first.created_at)
+        done = wait_for_end(transfers, first.id)
+        assert (done.state, done.created_at) == ("finished", second.created_at)
+
+
+@pytest.mark.parametrize("then", ["cancel", "close"])
+def test_what_is_ordered_while_it_is_cancelled_can_be_cancelled_and_goes_on_after_a_restart(
+    tmp_path: Path, server: FileServer, then: str
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def hold(headers: dict[str, str]) -> Answer:
+        asked.set()
+        assert answered.wait(60)
+        return 404, {}, b""
+
+    reference = publish(server, CONTENT)
+    server.answers["/v2/library/m/manifests/1b"] = hold
+    with ThreadPoolExecutor(2) as threads:
+        with make_transfers(tmp_path, server) as transfers:
+            download = transfers.board.order(reference, include_pickle=False)[0].id
+            assert asked.wait(60)
+            cancelling = [threads.submit(transfers.board.cancel, download)]
+            wait_for("the cancellation", lambda: download in transfers.board._cancelled)
+            transfers.board.order(reference, include_pickle=False)
+            if then == "cancel":
+                cancelling.append(threads.submit(transfers.board.cancel, download))
+                wait_for("the second cancellation", lambda: download not in transfers.board._reordered)
+                answered.set()
+                assert [each.result(60).state for each in cancelling] == ["cancelled", "cancelled"]
+            else:
+                transfers.board.stop()
+                answered.set()
+        server.answers.clear()
+        with make_transfers(tmp_path, server) as again:
+            assert wait_for_end(again, download).state == ("cancelled" if then == "cancel" else "finished")
+
+
+def test_a_revision_that_was_removed_is_no_longer_told(
+    tmp_path: Path, transfers: Transfers, server: FileServer
+) -> None:
+    older = fetch(transfers, publish(server, CONTENT))
+    newer = fetch(transfers, publish(server, NEWER))
+    transfers.files.remove_path(str(newer.projector))
+    assert transfers.board.find(newer.id).main == newer.main
+    assert transfers.board.find(newer.id).projector is None
+    transfers.files.remove_path(str(newer.main))
+    left = transfers.board.find(newer.id)
+    assert (left.pinned, left.main, left.projector, left.has_finished) == (None, None, None, False)
+    assert [each.path for each in left.files] == [each.path for each in older.files]
 
 
 def sha256(content: bytes) -> str:

@@ -37,7 +37,7 @@ from assistant.storage.table_file import DatabaseFullError
 from contract.errors import RoundhouseError
 from gateway.protocols.responses.items import BranchStart
 from tests.support.outcomes import error_of, present, refusal
-from tests.support.stored import HOUR, MIB, Clock, message, opened, rid, stored
+from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, rid, stored
 
 BOUNDS = HistoryBounds(MIB)
 ALL = ListQuery(limit=100, is_ascending=True)
@@ -92,6 +92,42 @@ def test_a_turn_that_is_taken_back_takes_only_what_it_wrote(database: StateDatab
         assert active(database)[1:] == [given.written[0], "b"]
     database.remove_object(given)
     assert active(database) == ["a"]
+
+
+def test_a_response_is_continued_within_the_bounds_with_the_conversation_that_it_was_made_in(
+    database: StateDatabase,
+) -> None:
+    begin(database, "a", "b")
+    made = dataclasses.replace(stored("x"), conversation_id="conv_a", conversation_item="b")
+    database.save_objects(made, stored("y", "x"))
+    whole = sum(len(each.item) for each in items("a", "b")) + made.items_size + stored("y", "x").items_size
+    for bounds in (HistoryBounds(whole - 1), HistoryBounds(whole, items=5)):
+        with pytest.raises(RoundhouseError, match="longer than what may be continued") as caught:
+            database.load_history("t", rid("y"), (), bounds)
+        assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "previous_response_id")
+    found = database.load_history("t", rid("y"), (), HistoryBounds(whole, items=6))
+    assert [each["id"] for each in found.items] == [
+        "a", "b", *(iid(name, side) for name in "xy" for side in ("in", "out"))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("continued", ["response", "conversation"])
+def test_what_is_referred_to_counts_with_what_is_continued(database: StateDatabase, continued: str) -> None:
+    begin(database, "a", "b")
+    database.save_objects(stored("x"), stored("y"))
+    size = stored("y").items_size + (
+        stored("x").items_size if continued == "response" else sum(len(each.item) for each in items("a", "b"))
+    )
+
+    def load(bounds: HistoryBounds) -> list[str]:
+        before, conversation = (rid("x"), None) if continued == "response" else (None, "conv_a")
+        return list(database.load_history("t", before, (iid("y", "out"),), bounds, conversation).referenced_items)
+
+    for bounds in (HistoryBounds(size - 1), HistoryBounds(size, items=2)):
+        with pytest.raises(RoundhouseError, match="longer than what may be continued") as caught:
+            load(bounds)
+        assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "input")
+    assert load(HistoryBounds(size, items=3)) == [iid("y", "out")]
 
 
 def test_items_follow_each_other_or_begin_a_branch(database: StateDatabase) -> None:
