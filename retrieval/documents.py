@@ -135,7 +135,7 @@ class DocumentService:
         try:
             with self._originals.pin(sha256):
                 await asyncio.to_thread(incoming.keep)
-                return await self._queue(new)
+                return await self._queue(lambda _: new)
         except RoundhouseError:
             await discard_original(self._catalog, self._originals, sha256)
             raise
@@ -143,18 +143,18 @@ class DocumentService:
             await discard_original(self._catalog, self._originals, sha256)
             raise storage_error(error) from None
 
-    async def accept_stored(self, new: NewVersion, check: Callable[[sqlite3.Connection], None]) -> None:
+    async def accept_stored(self, make_version: Callable[[sqlite3.Connection], NewVersion]) -> None:
         """Queue a version whose original is stored already, as that of an uploaded file. Does nothing where the
         document's newest version is equal and has not failed. Metadata and chunking are not checked.
 
-        `check` is called in the transaction that queues the version, and raises where the original may be gone.
+        `make_version` is called in the transaction that queues the version, and raises where the original may be gone.
 
         Raises:
-            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`, or what `check` raises; nothing is
-                queued then.
+            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`, or what `make_version` raises; nothing
+                is queued then.
         """
         try:
-            await self._queue(new, check)
+            await self._queue(make_version)
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
 
@@ -280,12 +280,15 @@ class DocumentService:
             raise _not_found(key)
         self._note_deleted(key.tenant)
 
-    async def delete_space(self, tenant: str, space: str) -> int:
+    async def delete_space(self, tenant: str, space: str, check: Callable[[sqlite3.Connection], bool]) -> int | None:
         """Delete all documents of a tenant's space with all their versions. When this returns, no search that begins
-        finds them. Return how many there were, perhaps 0; an unknown space is no error. Raises RoundhouseError
-        `storage_full` or `storage_failed`, after which nothing is deleted."""
-        count = await self._write(lambda db: delete_documents(db, tenant, space))
-        self._note_deleted(tenant)
+        finds them. Return how many there were, perhaps 0; an unknown space is no error.
+
+        `check` is called first, in the same transaction. None: it returned False, and nothing was deleted. Raises
+        RoundhouseError `storage_full` or `storage_failed`, after which nothing is deleted."""
+        count = await self._write(lambda db: delete_documents(db, tenant, space) if check(db) else None)
+        if count is not None:
+            self._note_deleted(tenant)
         return count
 
     async def list_tenants(self, tenant: str | None) -> list[TenantTotals]:
@@ -340,22 +343,19 @@ class DocumentService:
         document = await self._find(key)
         return self._originals.path_of(document.newest.sha256), document
 
-    async def _queue(
-        self, new: NewVersion, check: Callable[[sqlite3.Connection], None] | None = None
-    ) -> tuple[Document, bool]:
+    async def _queue(self, make_version: Callable[[sqlite3.Connection], NewVersion]) -> tuple[Document, bool]:
         now = self._clock()
 
         def accept(db: sqlite3.Connection) -> Accepted:
+            new = make_version(db)
             _check_room(db, 1)
-            if check is not None:
-                check(db)
             return accept_version(db, new, now)
 
         accepted = await self._catalog.write(accept)
         if accepted.is_new:
             self._on_accepted()
             self._on_garbage()
-            self._changes.note_change(new.key)
+            self._changes.note_change(accepted.document.key)
         return self._view(accepted.document), accepted.is_new
 
     async def _find(self, key: DocumentKey) -> StoredDocument:

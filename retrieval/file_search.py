@@ -10,6 +10,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,23 +149,25 @@ class FileService:
         """Delete a file, also an expired one, with its documents in all vector stores; then remove its original unless
         something else needs it. Raises RoundhouseError `file_not_found`, also for a second call, and sqlite3.Error. An
         original that cannot be removed raises nothing, and stays until the next start."""
-        sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
-        if sha256 is None:
+        if not await self._delete(tenant, file_id):
             raise file_not_found(file_id)
-        self._on_deleted(tenant)
-        self._on_garbage()
-        await discard_original(self._catalog, self._originals, sha256)
 
     async def delete_expired(self) -> int:
         """Delete the files of all tenants that have expired, with their documents in all vector stores, and their
-        originals unless something else needs them. Return how many. Call regularly. Raises at the first that fails:
-        sqlite3.Error, or RoundhouseError `file_not_found` for a file that was deleted meanwhile. The next call goes
-        on."""
+        originals unless something else needs them. Return how many; those that a client deletes meanwhile are not
+        counted. Call regularly. Raises sqlite3.Error at the first that fails; the next call goes on."""
         now = self._clock.read_earliest()
         expired = await self._catalog.read(lambda db: list_expired_files(db, now))
-        for tenant, file_id in expired:
-            await self.delete_file(tenant, file_id)
-        return len(expired)
+        return sum([await self._delete(tenant, file_id) for tenant, file_id in expired])
+
+    async def _delete(self, tenant: str, file_id: str) -> bool:
+        sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
+        if sha256 is None:
+            return False
+        self._on_deleted(tenant)
+        self._on_garbage()
+        await discard_original(self._catalog, self._originals, sha256)
+        return True
 
     def original_of(self, file: StoredFile) -> Path:
         """Return the path of the file's content. It may be removed at any time after the file was deleted."""
@@ -212,7 +215,8 @@ class VectorStoreService:
 
         Raises RoundhouseError `invalid_request`, `file_not_found` or `retrieval_busy` before anything is created. After
         the vector store was created with some of its files, raises `storage_full` or `storage_failed`, and
-        `file_not_found` or `retrieval_busy` if a file or the room for it has gone meanwhile.
+        `file_not_found`, `vector_store_not_found` or `retrieval_busy` if a file, the vector store or the room has gone
+        meanwhile.
         """
         check_metadata(new.metadata or {}, _METADATA)
         chunking = self._choose_chunking(new.chunking_strategy)
@@ -225,7 +229,7 @@ class VectorStoreService:
         )
         await self._catalog.write(lambda db: save_store(db, store))
         for file in files:
-            await self._add(store, file, {}, chunking)
+            await self._add(tenant, store.id, file.id, {}, chunking)
         return await self._view(store)
 
     async def get_store(self, tenant: str, store_id: str) -> VectorStoreObject:
@@ -246,36 +250,37 @@ class VectorStoreService:
         """Change those fields of a vector store that the client sent (null clears one), and return it. Counts as
         activity, so that an expired one is in use again; files that were deleted meanwhile do not come back. Raises
         RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata; and sqlite3.Error."""
-        store = await self._find(tenant, store_id)
+        await self._find(tenant, store_id)  # its absence is told before what is wrong with the metadata
         check_metadata(change.metadata or {}, _METADATA)
-        named = change.model_fields_set
-        if "name" in named:
-            store = replace(store, name=change.name)
-        if "metadata" in named:
-            store = replace(store, metadata=change.metadata or {})
-        if "expires_after" in named:
-            store = replace(store, expires_days=None if change.expires_after is None else change.expires_after.days)
-        store = replace(store, last_active_at=self._clock.read_latest())
-        await self._catalog.write(lambda db: save_store(db, store))
-        return await self._view(store)
+        now, changes = self._clock.read_latest(), _changes_of(change)
+
+        def change_stored(db: sqlite3.Connection) -> StoredVectorStore:
+            store = replace(_find_store(db, tenant, store_id), last_active_at=now, **changes)
+            save_store(db, store)
+            return store
+
+        return await self._view(await self._catalog.write(change_stored))
 
     async def delete_store(self, tenant: str, store_id: str) -> None:
         """Delete a vector store, its batches, and what it has made of its files; the files stay. When this returns, no
         search that begins finds what it held. Raises RoundhouseError `vector_store_not_found`, `storage_full` or
-        `storage_failed`, and sqlite3.Error."""
-        await self._find(tenant, store_id)
-        await self._documents.delete_space(tenant, store_id)
-        await self._catalog.write(lambda db: forget_store(db, tenant, store_id))
+        `storage_failed`."""
+        if await self._documents.delete_space(tenant, store_id, lambda db: forget_store(db, tenant, store_id)) is None:
+            raise _store_not_found(store_id)
 
     async def use_store(self, tenant: str, store_id: str) -> None:
         """Note that a vector store is used now, so that it expires later. Call before a search in it. Raises
         RoundhouseError `vector_store_not_found`, or `vector_store_expired` for one that has expired, which stays so;
         and sqlite3.Error."""
-        store, now = await self._find(tenant, store_id), self._clock.read_latest()
-        if store.expires_at is not None and store.expires_at < self._clock.read_earliest():
-            message = f"The vector store {store_id} has expired."
-            raise RoundhouseError("vector_store_expired", message, param="vector_store_id")
-        await self._catalog.write(lambda db: touch_store(db, store_id, now))
+        now, earliest = self._clock.read_latest(), self._clock.read_earliest()
+
+        def use(db: sqlite3.Connection) -> None:
+            if _has_expired(_find_store(db, tenant, store_id), earliest):
+                message = f"The vector store {store_id} has expired."
+                raise RoundhouseError("vector_store_expired", message, param="vector_store_id")
+            touch_store(db, store_id, now)
+
+        await self._catalog.write(use)
 
     async def add_file(self, tenant: str, store_id: str, new: NewVectorStoreFile) -> VectorStoreFile:
         """Queue a file for indexing in a vector store, and return it with its state now. Counts as activity of the
@@ -288,9 +293,7 @@ class VectorStoreService:
         check_metadata(new.attributes or {}, _ATTRIBUTES)
         chunking = self._choose_chunking(new.chunking_strategy)
         await self.use_store(tenant, store_id)
-        store = await self._find(tenant, store_id)
-        file = await self._files.find_file(tenant, new.file_id)
-        await self._add(store, file, new.attributes or {}, chunking)
+        await self._add(tenant, store_id, new.file_id, new.attributes or {}, chunking)
         return await self.get_file(tenant, store_id, new.file_id)
 
     async def get_file(self, tenant: str, store_id: str, file_id: str) -> VectorStoreFile:
@@ -327,11 +330,9 @@ class VectorStoreService:
         was deleted or has expired), `retrieval_busy`, `storage_full` or `storage_failed`.
         """
         check_metadata(attributes, _ATTRIBUTES)
+        await self._add(tenant, store_id, file_id, attributes, None)
         document = await self._find_document(tenant, store_id, file_id)
-        file = await self._files.find_file(tenant, file_id)
-        store = await self._find(tenant, store_id)
-        await self._add(store, file, attributes, document.newest.chunking)
-        view = await self.get_file(tenant, store_id, file_id)
+        view = await self._view_file(document)
         is_searchable = document.live is not None and view.status == "in_progress"
         return view.model_copy(update={"status": "completed"}) if is_searchable else view
 
@@ -357,11 +358,10 @@ class VectorStoreService:
 
         Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `file_not_found` for any of the files,
         `invalid_request` or `retrieval_busy` before anything is added. After some of the files were added, raises
-        `storage_full` or `storage_failed`, and `file_not_found` or `retrieval_busy` if a file or the room for it has
-        gone meanwhile.
+        `storage_full` or `storage_failed`, and `file_not_found`, `vector_store_not_found` or `retrieval_busy` if a
+        file, the vector store or the room has gone meanwhile.
         """
         await self.use_store(tenant, store_id)
-        store = await self._find(tenant, store_id)
         wanted = self._wanted_files(new)
         files = [await self._files.find_file(tenant, each.file_id) for each in wanted]
         # All of them, or none: a client that was refused sends all of them again.
@@ -369,9 +369,15 @@ class VectorStoreService:
         batch = FileBatch(
             f"vsfb_{secrets.token_hex(16)}", store_id, tenant, self._clock.read_latest(), [file.id for file in files]
         )
-        await self._catalog.write(lambda db: add_batch(db, batch))
-        for each, file in zip(wanted, files, strict=True):
-            await self._add(store, file, each.attributes or {}, self._choose_chunking(each.chunking_strategy))
+
+        def add(db: sqlite3.Connection) -> None:
+            _find_store(db, tenant, store_id)
+            add_batch(db, batch)
+
+        await self._catalog.write(add)
+        for each in wanted:
+            chunking = self._choose_chunking(each.chunking_strategy)
+            await self._add(tenant, store_id, each.file_id, each.attributes or {}, chunking)
         return await self._view_batch(batch)
 
     async def get_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
@@ -410,14 +416,20 @@ class VectorStoreService:
 
     async def empty_expired(self) -> int:
         """Delete what expired vector stores of all tenants have made of their files; the vector stores stay, as
-        expired. Return how many were emptied; those that are empty already are not counted. Call regularly. Raises
-        RoundhouseError `storage_full` or `storage_failed`, or sqlite3.Error, at the first that fails; the next call
-        goes on."""
+        expired. Return how many were emptied; those that are empty already, deleted or in use again are not counted.
+        Call regularly. Raises RoundhouseError `storage_full` or `storage_failed`, or sqlite3.Error, at the first that
+        fails; the next call goes on."""
         now = self._clock.read_earliest()
-        expired = await self._catalog.read(lambda db: list_expired_stores(db, now))
-        for tenant, store_id in expired:
-            await self._documents.delete_space(tenant, store_id)
-        return len(expired)
+
+        def is_expired(db: sqlite3.Connection, tenant: str, store_id: str) -> bool:
+            store = find_store(db, tenant, store_id)
+            return store is not None and _has_expired(store, now)
+
+        emptied = 0
+        for tenant, store_id in await self._catalog.read(lambda db: list_expired_stores(db, now)):
+            check = partial(is_expired, tenant=tenant, store_id=store_id)
+            emptied += await self._documents.delete_space(tenant, store_id, check) is not None
+        return emptied
 
     def _wanted_files(self, new: NewFileBatch) -> Sequence[NewVectorStoreFile]:
         if (new.file_ids is None) == (new.files is None):
@@ -451,32 +463,35 @@ class VectorStoreService:
         return ChunkingOptions(static.max_chunk_size_tokens, static.chunk_overlap_tokens)
 
     async def _add(
-        self, store: StoredVectorStore, file: StoredFile, attributes: Mapping[str, Any], chunking: ChunkingOptions
+        self,
+        tenant: str,
+        store_id: str,
+        file_id: str,
+        attributes: Mapping[str, Any],
+        chunking: ChunkingOptions | None,
     ) -> None:
-        key = DocumentKey(store.tenant, store.id, file.id)
-        new = NewVersion(key, file.sha256, file.bytes, file.filename, file.media_type, attributes, chunking)
-        now = self._clock.read_earliest()
+        """Queue a file. `chunking` None: that of the file's document in the vector store, which must be there."""
+        now, key = self._clock.read_earliest(), DocumentKey(tenant, store_id, file_id)
 
-        def check_file(db: sqlite3.Connection) -> None:
-            if find_file(db, store.tenant, file.id, now) is None:
-                raise file_not_found(file.id)
+        def make_version(db: sqlite3.Connection) -> NewVersion:
+            _find_store(db, tenant, store_id)
+            sizes = _find_in_store(db, key).newest.chunking if chunking is None else chunking
+            file = find_file(db, tenant, file_id, now)
+            if file is None:
+                raise file_not_found(file_id)
+            return NewVersion(key, file.sha256, file.bytes, file.filename, file.media_type, attributes, sizes)
 
-        await self._documents.accept_stored(new, check_file)
+        await self._documents.accept_stored(make_version)
 
     async def _find(self, tenant: str, store_id: str) -> StoredVectorStore:
-        store = await self._catalog.read(lambda db: find_store(db, tenant, store_id))
-        if store is None:
-            message = f"There is no vector store {store_id!r:.100}."
-            raise RoundhouseError("vector_store_not_found", message, param="vector_store_id")
-        return store
+        return await self._catalog.read(lambda db: _find_store(db, tenant, store_id))
 
     async def _find_document(self, tenant: str, store_id: str, file_id: str) -> StoredDocument:
-        await self._find(tenant, store_id)
-        document = await self._read_document(DocumentKey(tenant, store_id, file_id))
-        if document is None:
-            message = f"The vector store has no file {file_id!r:.100}."
-            raise RoundhouseError("file_not_found", message, param="file_id")
-        return document
+        def find(db: sqlite3.Connection) -> StoredDocument:
+            _find_store(db, tenant, store_id)
+            return _find_in_store(db, DocumentKey(tenant, store_id, file_id))
+
+        return await self._catalog.read(find)
 
     async def _find_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatch:
         batch = await self._catalog.read(lambda db: find_batch(db, tenant, store_id, batch_id))
@@ -484,9 +499,6 @@ class VectorStoreService:
             message = f"The vector store has no batch {batch_id!r:.100}."
             raise RoundhouseError("vector_store_not_found", message, param="batch_id")
         return batch
-
-    async def _read_document(self, key: DocumentKey) -> StoredDocument | None:
-        return await self._catalog.read(lambda db: find_document(db, key))
 
     async def _view(self, store: StoredVectorStore) -> VectorStoreObject:
         totals = await self._catalog.read(lambda db: count_space(db, store.tenant, store.id))
@@ -502,6 +514,38 @@ class VectorStoreService:
         keys = [DocumentKey(batch.tenant, batch.vector_store, file_id) for file_id in batch.files]
         documents = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
         return build_batch(batch, documents)
+
+
+def _store_not_found(store_id: str) -> RoundhouseError:
+    message = f"There is no vector store {store_id!r:.100}."
+    return RoundhouseError("vector_store_not_found", message, param="vector_store_id")
+
+
+def _find_store(db: sqlite3.Connection, tenant: str, store_id: str) -> StoredVectorStore:
+    store = find_store(db, tenant, store_id)
+    if store is None:
+        raise _store_not_found(store_id)
+    return store
+
+
+def _find_in_store(db: sqlite3.Connection, key: DocumentKey) -> StoredDocument:
+    document = find_document(db, key)
+    if document is None:
+        message = f"The vector store has no file {key.id!r:.100}."
+        raise RoundhouseError("file_not_found", message, param="file_id")
+    return document
+
+
+def _has_expired(store: StoredVectorStore, now: float) -> bool:
+    return store.expires_at is not None and store.expires_at < now
+
+
+def _changes_of(change: VectorStoreChange) -> dict[str, Any]:
+    """Return the fields of a StoredVectorStore that the client sent."""
+    days = None if change.expires_after is None else change.expires_after.days
+    values = {"name": change.name, "metadata": change.metadata or {}, "expires_after": days}
+    names = {"expires_after": "expires_days"}
+    return {names.get(name, name): values[name] for name in values.keys() & change.model_fields_set}
 
 
 def _has_status(document: StoredDocument, status: str | None) -> bool:

@@ -109,11 +109,11 @@ def list_expired_stores(db: sqlite3.Connection, now: float) -> list[tuple[str, s
     ).fetchall()
 
 
-def forget_store(db: sqlite3.Connection, tenant: str, store_id: str) -> None:
-    """Delete a vector store and its batches. Does nothing where the tenant has none of that id. Its documents stay: the
-    caller deletes them with `versions.delete_documents`. Call within a transaction (`CatalogDatabase.write`). Blocks;
-    raises sqlite3.Error if the catalog fails."""
-    db.execute("DELETE FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id))
+def forget_store(db: sqlite3.Connection, tenant: str, store_id: str) -> bool:
+    """Delete a vector store and its batches. False: the tenant has none of that id. Its documents stay: the caller
+    deletes them with `versions.delete_documents`, in the same transaction (`CatalogDatabase.write`). Blocks; raises
+    sqlite3.Error if the catalog fails."""
+    return db.execute("DELETE FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id)).rowcount > 0
 
 
 def forget_stores(db: sqlite3.Connection, tenant: str) -> int:

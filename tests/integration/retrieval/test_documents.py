@@ -291,10 +291,10 @@ async def test_a_file_deleted_meanwhile_is_not_queued(
         return found
 
     monkeypatch.setattr(files, "find_file", find_and_delete)
-    path = f"/v1/vector_stores/{store['id']}/files"
-    answer = await harness.request("POST", path, {"file_id": file["id"]})
+    path = f"/v1/vector_stores/{store['id']}"
+    answer = await harness.request("POST", f"{path}/file_batches", {"file_ids": [file["id"]]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
-    assert (await harness.request("GET", path)).json()["data"] == []
+    assert (await harness.request("GET", f"{path}/files")).json()["data"] == []
 
 
 async def test_whoever_follows_a_document_is_told_when_all_of_the_tenant_are_deleted(tmp_path: Path) -> None:
