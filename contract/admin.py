@@ -158,7 +158,9 @@ class ModelConfigured(BaseModel):
 class ModelEstimate(BaseModel):
     """A model's state and the estimate of its GPU memory."""
 
-    runtime_state: ModelState = Field(description="State of the model: unloaded, sleeping, loading, loaded, unloading or failed.")
+    runtime_state: ModelState = Field(
+        description="State of the model: unloaded, sleeping, loading, loaded, unloading or failed."
+    )
     is_loaded: bool = Field(description="Whether `runtime_state` is `loaded`.")
     vram_estimate_mib: int | None = Field(
         description="Estimated GPU memory in MiB of `vram_estimate_replica_count` replicas, or main memory if they "

@@ -527,7 +527,7 @@ class EventLog:
         """Return the number of the last recorded call of a tool by gateway, the gateway that wrote last at the end; at
         most `limit`. Entries that are not written yet are not looked at. Never raises: while the file cannot be read,
         the result is empty."""
-        return dict(reversed(self._try_file(lambda file: file.find_last_calls(limit), [])))
+        return dict(reversed(self._try_file(lambda file: file.find_last_calls(limit), list[tuple[str, int]]())))
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
         """Wait without limit until there are entries with ids above `after_id`. Return at most 500 (`FOLLOWED_AT_ONCE`)

@@ -256,8 +256,8 @@ TOOLS: Final = (
     Tool(
         "list_models",
         "List models",
-        "Lists the models that this key may use, each with its state (unloaded, sleeping, loading, loaded, unloading, failed), "
-        "the APIs that accept it, its context length and the progress of its load or download.",
+        "Lists the models that this key may use, each with its state (unloaded, sleeping, loading, loaded, unloading, "
+        "failed), the APIs that accept it, its context length and the progress of its load or download.",
         "inference",
         NoArguments,
     ),

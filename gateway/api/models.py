@@ -83,7 +83,9 @@ class ModelObject(BaseModel):
     display_name: str = Field(description="Name of the model.")
     created_at: datetime = Field(description="The time in `created`, as ISO 8601.")
     max_input_tokens: int | None = Field(description="Equal to `context_length`.")
-    state: ModelState = Field(description="State of the model: unloaded, sleeping, loading, loaded, unloading or failed.")
+    state: ModelState = Field(
+        description="State of the model: unloaded, sleeping, loading, loaded, unloading or failed."
+    )
     reason: str | None = Field(
         description="Why the model is not loaded, without addresses and paths; null: it is, or no reason is known."
     )

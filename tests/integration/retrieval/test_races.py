@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -55,13 +57,16 @@ async def is_completed(harness: RetrievalHarness, store: str, file: str) -> bool
     return await status_of(harness, store, file) == "completed"
 
 
+def _count_of(query: str, store: str, db: sqlite3.Connection) -> int:
+    count: int = db.execute(f"SELECT count(*) FROM {query} = ?", (store,)).fetchone()[0]
+    return count
+
+
 async def count_rows(harness: RetrievalHarness, store: str) -> tuple[int, ...]:
     """Vector stores of that id, their batches, and the documents in them."""
     return tuple(
         [
-            await harness.retrieval.catalog.read(
-                lambda db, query=query: db.execute(f"SELECT count(*) FROM {query} = ?", (store,)).fetchone()[0]
-            )
+            await harness.retrieval.catalog.read(partial(_count_of, query, store))
             for query in ("vector_stores WHERE id", "file_batches WHERE vector_store", "documents WHERE space")
         ]
     )

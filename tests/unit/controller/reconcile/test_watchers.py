@@ -108,13 +108,14 @@ async def test_files_are_looked_at_below_the_models_folders(tmp_path: Path, monk
         retried.append(tried)
 
     task = asyncio.create_task(follow_model_files(list_failed, ModelRoots((tmp_path,)), retry))
+    counts = {"looks": 0, "tries": 0}
     for name in ("sub/m.gguf", "eye.gguf"):
-        count, tries = len(looked), len(retried)
-        await until("some looks", lambda count=count: len(looked) > count + 3)
-        assert len(retried) == tries, "nothing has changed"
+        counts = {"looks": len(looked), "tries": len(retried)}
+        await until("some looks", lambda: len(looked) > counts["looks"] + 3)
+        assert len(retried) == counts["tries"], "nothing has changed"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"GGUF")
-        await until(f"{name} is seen", lambda tries=tries: len(retried) == tries + 1)
+        await until(f"{name} is seen", lambda: len(retried) == counts["tries"] + 1)
     assert retried == [model, model]
     task.cancel()
     await asyncio.wait({task})
