@@ -110,7 +110,7 @@ async def test_files_are_looked_at_below_the_models_folders(tmp_path: Path, monk
     task = asyncio.create_task(follow_model_files(list_failed, ModelRoots((tmp_path,)), retry))
     counts = {"looks": 0, "tries": 0}
     for name in ("sub/m.gguf", "eye.gguf"):
-        counts = {"looks": len(looked), "tries": len(retried)}
+        counts.update(looks=len(looked), tries=len(retried))
         await until("some looks", lambda: len(looked) > counts["looks"] + 3)
         assert len(retried) == counts["tries"], "nothing has changed"
         (tmp_path / name).parent.mkdir(exist_ok=True)
