@@ -14,10 +14,10 @@ from contract.status import ModelState, ModelStatus
 
 LEGAL: Final[Mapping[ModelState, frozenset[ModelState]]] = MappingProxyType(
     {
-        # From its sleep to unloading: it is stopped for the room of others. To unloaded: it died asleep.
-        ModelState.SLEEPING: frozenset({ModelState.LOADING, ModelState.UNLOADING, ModelState.UNLOADED}),
         # To unloading: an unwanted engine can appear, such as one whose start was under way when it was called off.
         ModelState.UNLOADED: frozenset({ModelState.LOADING, ModelState.UNLOADING}),
+        # To unloading: it is stopped for the room of others. To unloaded: it died asleep.
+        ModelState.SLEEPING: frozenset({ModelState.LOADING, ModelState.UNLOADING, ModelState.UNLOADED}),
         ModelState.LOADING: frozenset({ModelState.LOADED, ModelState.FAILED, ModelState.UNLOADING}),
         # To loading or failed: the model's engines were lost.
         ModelState.LOADED: frozenset({ModelState.UNLOADING, ModelState.LOADING, ModelState.FAILED}),
