@@ -291,7 +291,7 @@ class OperationState:
             if failure_state is None or source in sources
         }
         # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
-        serving_models = {replica.id.model for replica in replicas if replica.ready_since is not None}
+        serving_models = {each.id.model for each in replicas if each.ready_since is not None and not each.is_asleep}
         self.loaded_once &= wanted_models | serving_models
 
     def reset_failures(self, model: DesiredModel) -> None:

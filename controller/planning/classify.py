@@ -70,7 +70,7 @@ def classify_replicas(
             buckets.half_created.append(replica)
         elif reason := _breakage_reason(model, replica, now):
             buckets.broken.append((replica, reason))
-        elif replica.is_asleep:
+        elif replica.sleep is not None and replica.is_asleep:
             _sort_asleep(model, replica, buckets)
         elif reason := _off_gpu_reason(model, replica, gpu_use):
             buckets.off_gpu.append((replica, reason))

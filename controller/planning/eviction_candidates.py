@@ -62,7 +62,7 @@ def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
     observed. Models without one are left out."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
-        if replica.phase is Phase.RUNNING and not replica.is_asleep:
+        if replica.phase is Phase.RUNNING and (replica.sleep is None or not replica.is_asleep):
             replicas_by_model.setdefault(replica.id.model, []).append(replica)
     return replicas_by_model
 

@@ -79,10 +79,11 @@ class ClaimLedger:
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
             is_unsettled = replica.ready_since is None or operation is not None
-            changes_sleep = operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE)
-            claims = operation.claims if operation is not None and changes_sleep else replica.claims
+            claims = replica.claims
+            if operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE):
+                claims = operation.claims
             ledger.add_claims(claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
-            if replica.is_asleep and operation is None:
+            if replica.sleep is not None and replica.is_asleep and operation is None:
                 ledger.sleepers[replica.name] = replica
         for name, operation in sorted(observed.pending.items()):
             if name not in seen_names and operation.kind is OpKind.START:

@@ -69,7 +69,8 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
         times.append(now + RELEASE_CHECK_S)
     wake_times = [wake_at for wake_at in times if wake_at > now]
     stopping_models = {action.id.model for action in actions if isinstance(action, Stop | PutToSleep)}
-    staying_models = {replica.id.model for replica in observed.replicas if not replica.is_asleep} - stopping_models
+    staying_models = {each.id.model for each in observed.replicas if each.sleep is None or not each.is_asleep}
+    staying_models -= stopping_models
     return Plan(
         desired.generation,
         actions,

@@ -16,7 +16,7 @@ def leaving_replicas(desired: DesiredState, observed: ObservedState) -> list[tup
     for replica in observed.replicas:
         model = desired.models.get(replica.id.model)
         operation = observed.pending.get(replica.name)
-        if replica.is_asleep and operation is None:
+        if replica.sleep is not None and replica.is_asleep and operation is None:
             continue  # its room is given to others as they need it
         is_ending = operation is not None and not operation.kind.is_coming
         is_unwanted = model is None or not model.runs or replica.id.index >= model.replicas
@@ -37,7 +37,7 @@ def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str
     indices_by_model: dict[str, set[int]] = {}
     for replica in observed.replicas:
         operation = observed.pending.get(replica.name)
-        is_there = not replica.is_asleep if operation is None else operation.kind.is_coming
+        is_there = replica.sleep is None or not replica.is_asleep if operation is None else operation.kind.is_coming
         if replica.phase is Phase.RUNNING and is_there:
             indices_by_model.setdefault(replica.id.model, set()).add(replica.id.index)
     for operation in observed.pending.values():
