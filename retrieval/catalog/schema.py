@@ -121,10 +121,17 @@ CREATE TABLE indexed (
     PRIMARY KEY (collection, version)
 ) WITHOUT ROWID;
 """
+_LATER_INDEXES: Final = """
+CREATE INDEX IF NOT EXISTS versions_queued ON versions (tenant, retry_at, number) WHERE state = 'queued';
+CREATE INDEX IF NOT EXISTS versions_tried ON versions (tenant, number)
+    WHERE chunks > 0 AND state IN ('queued', 'parsing', 'failed')
+"""
+"""Made in files of this schema version that lack them, which other programs of that version read all the same."""
 
 
 def open_catalog_file(path: Path) -> FileConnection:
-    """Open the catalog's file, creating it and its tables where it is missing, and hold it for this process. Blocks.
+    """Open the catalog's file, creating it, its tables and its indexes where they are missing, and hold it for this
+    process. Blocks.
 
     An existing file is read as a whole to check it. Every commit is durable when it returns. The caller closes the
     connection, which also lets another process hold the file.
@@ -145,6 +152,9 @@ def open_catalog_file(path: Path) -> FileConnection:
             _create_tables(db)
         else:
             check_content(db)
+        with transaction(db):
+            for statement in _LATER_INDEXES.split(";"):
+                db.execute(statement)
     except BaseException:
         db.close()
         raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from retrieval.catalog.conditions import SqlCondition
@@ -155,9 +155,9 @@ def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = No
     documents there were. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the
     catalog fails."""
     condition, values = ("tenant = ?", [tenant]) if space is None else ("tenant = ? AND space = ?", [tenant, space])
-    count = db.execute(f"DELETE FROM documents WHERE {condition}", values).rowcount
-    db.execute(f"UPDATE versions SET state = 'garbage', document = NULL WHERE {condition}", values)
-    return count
+    of_documents = f"document IN (SELECT number FROM documents WHERE {condition})"
+    db.execute(f"UPDATE versions SET state = 'garbage', document = NULL WHERE {of_documents}", values)
+    return db.execute(f"DELETE FROM documents WHERE {condition}", values).rowcount
 
 
 def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None:
@@ -223,32 +223,56 @@ def count_documents(db: sqlite3.Connection, tenant: str | None, space: str) -> d
     return {tenant: DocumentCount(*counts) for tenant, *counts in rows}
 
 
-def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str]) -> Version | None:
-    """Take the queued version with the smallest number whose `retry_at` has come, set its state to `parsing`, and
-    return it. None: none is due.
+_NEXT_OF_TENANTS: Final = """
+WITH RECURSIVE tenants (tenant) AS (
+    SELECT min(tenant) FROM versions WHERE state = 'queued'
+    UNION ALL
+    SELECT (SELECT min(v.tenant) FROM versions v WHERE v.state = 'queued' AND v.tenant > t.tenant) FROM tenants t
+    WHERE t.tenant IS NOT NULL
+)
+SELECT t.tenant,
+    (SELECT v.number FROM versions v WHERE v.state = 'queued' AND v.tenant = t.tenant AND v.retry_at IS NULL
+        ORDER BY v.number LIMIT 1),
+    (SELECT v.number FROM versions v WHERE v.state = 'queued' AND v.tenant = t.tenant AND v.retry_at <= ?
+        ORDER BY v.retry_at, v.number LIMIT 1)
+FROM tenants t WHERE t.tenant IS NOT NULL
+"""
+"""Of each tenant with queued versions the first one that never failed, and the one whose retry is due for longest.
+Looks at a few entries of an index per tenant, however long the queue is."""
 
-    Tenants in `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's. `now`:
-    Unix time in seconds. The caller ends the claim with `publish_version`, `retry_version` or `fail_version`;
-    `restart_versions` does it after a crash. Call within a transaction (`CatalogDatabase.write`). Blocks; raises
-    sqlite3.Error if the catalog fails.
+
+def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str]) -> Version | None:
+    """Take a queued version whose `retry_at` has come, set its state to `parsing`, and return it. None: none is due.
+
+    Of each tenant, either the first version that never failed is next, or the one whose retry is due for longest,
+    whichever has the smaller number; of the tenants, the one whose next version has the smallest number. Tenants in
+    `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's. `now`: Unix time in
+    seconds. The caller ends the claim with `publish_version`, `retry_version` or `fail_version`; `restart_versions`
+    does it after a crash. Call within a transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the
+    catalog fails.
     """
-    marks = ", ".join("?" * len(busy_tenants))
-    row = db.execute(
-        f"SELECT {_COLUMNS} FROM versions WHERE state = 'queued' AND coalesce(retry_at, 0) <= ? "
-        f"ORDER BY tenant IN ({marks}), number LIMIT 1",
-        (now, *busy_tenants),
-    ).fetchone()
-    if row is None:
+    due = [
+        (tenant in busy_tenants, number)
+        for tenant, *numbers in db.execute(_NEXT_OF_TENANTS, (now,))
+        for number in numbers
+        if number is not None
+    ]
+    if not due:
         return None
-    db.execute("UPDATE versions SET state = 'parsing' WHERE number = ?", (row[0],))
-    return replace(_read_version(row), state="parsing")
+    _, number = min(due)
+    row = db.execute(
+        f"UPDATE versions SET state = 'parsing' WHERE number = ? RETURNING {_COLUMNS}", (number,)
+    ).fetchone()
+    return _read_version(row)
 
 
 def next_retry_at(db: sqlite3.Connection) -> float | None:
     """Return the Unix time in seconds when the next queued version is due: 0 for one that never failed, or a time that
     may be past. None: none is queued. Blocks; raises sqlite3.Error if the catalog fails."""
-    row = db.execute("SELECT min(coalesce(retry_at, 0)) FROM versions WHERE state = 'queued'").fetchone()
-    return None if row[0] is None else float(row[0])
+    row = db.execute(
+        "SELECT coalesce(retry_at, 0) FROM versions WHERE state = 'queued' ORDER BY retry_at LIMIT 1"
+    ).fetchone()
+    return None if row is None else float(row[0])
 
 
 def find_state(db: sqlite3.Connection, version: int) -> str | None:

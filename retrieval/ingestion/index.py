@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
@@ -28,9 +29,9 @@ from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import Collection
 from retrieval.catalog.versions import find_version, list_garbage, remove_garbage
-from retrieval.embedding import ModelClient
+from retrieval.embedding import ModelClient, ModelRefusedError, ModelUnavailableError
 from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError, VersionGoneError
-from retrieval.vector_store.base import CollectionSpec, VectorStore
+from retrieval.vector_store.base import CollectionSpec, VectorStore, VectorStoreError
 from retrieval.vector_store.tokenizer import Bm25Options
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,15 @@ _AT_ONCE: Final = 64
 _SPARSE_NAME: Final = "bm25"
 _PROBE: Final = "What dimension do these vectors have?"
 _UNIT_TOLERANCE: Final = 1e-2
+_FAILURES: Final = (
+    VectorStoreError,
+    ModelUnavailableError,
+    ModelRefusedError,
+    DimensionChangedError,
+    KeyError,
+    sqlite3.Error,
+)
+"""What ends the filling of a collection, to be tried again."""
 
 
 class Index:
@@ -265,10 +275,21 @@ class Index:
 
     async def _fill(self, collection: Collection) -> None:
         while missing := await self._catalog.read(lambda db: list_missing(db, collection.number, _AT_ONCE)):
-            written = [number for number in missing if await self._write(collection, number)]
-            await self._store.flush_collection(collection.name)
-            await self._catalog.write(partial(_note_all_indexed, collection=collection.number, versions=written))
-            await self._count_missing()
+            written: list[int] = []
+            try:
+                for number in missing:
+                    if await self._write(collection, number):
+                        written.append(number)  # noqa: PERF401 - what is written before a failure counts
+            except _FAILURES:
+                with contextlib.suppress(*_FAILURES):  # the first one is raised
+                    await self._note_written(collection, written)
+                raise
+            await self._note_written(collection, written)
+
+    async def _note_written(self, collection: Collection, versions: Sequence[int]) -> None:
+        await self._store.flush_collection(collection.name)
+        await self._catalog.write(partial(_note_all_indexed, collection=collection.number, versions=versions))
+        await self._count_missing()
 
     async def _write(self, collection: Collection, number: int) -> bool:
         version = await self._catalog.read(lambda db: find_version(db, number))

@@ -186,6 +186,9 @@ class IngestionPipeline:
         """Of all versions in work, those too that are written and wait for their publication."""
         self._making: dict[asyncio.Task[None], str] = {}
         """Tasks of versions that are parsed or written, and their tenants."""
+        self._unnoted: dict[int, tuple[DocumentKey | None, Callable[[sqlite3.Connection], None]]] = {}
+        """By version: the document and the statement of an end that could not be written, as on a full disk. Written
+        before anything else is claimed: a version may be claimed anew only after that."""
         self._is_claiming = False
         self._publisher = Publisher(stores.catalog, stores.vectors, stores.index, changes, self._is_more_expected)
         self.published = 0
@@ -203,8 +206,8 @@ class IngestionPipeline:
         """Work until cancelled; never return. Call once. First queue again what an earlier process left in work.
 
         A cancellation waits until the versions in work have stopped; the next start queues them again. After an error
-        of the catalog, the work is tried again, and the error is logged. Only an error at the very beginning is raised
-        (sqlite3.Error).
+        of the catalog, the work is tried again, and the error is logged; the end of a try that could not be written is
+        written as soon as that is possible. Only an error at the very beginning is raised (sqlite3.Error).
         """
         await self._catalog.write(restart_versions)
         publishing = asyncio.create_task(self._publisher.run())
@@ -235,7 +238,10 @@ class IngestionPipeline:
         return bool(self._making) or self._is_claiming or self._wake.is_set()
 
     async def _start_due(self) -> None:
-        while self._has_room:
+        while True:
+            await self._note_ends()
+            if not self._has_room:
+                return
             busy = sorted(set(self._making.values()))
             now = self._clock()
             version = await self._catalog.write(partial(claim_version, now=now, busy_tenants=busy), is_durable=False)
@@ -275,33 +281,34 @@ class IngestionPipeline:
             pass
 
     async def _work_on(self, version: Version) -> None:
-        number = version.number
-        key = await self._catalog.read(lambda db: find_key(db, number))
-        if key is None:
-            return
-        self._changes.note_change(key)
+        number, key = version.number, None
         try:
+            key = await self._catalog.read(lambda db: find_key(db, number))
+            if key is None:
+                return
+            self._changes.note_change(key)
             await self._make_visible(version, key)
         except VersionGoneError:
             self._on_garbage()
         except ParsingError as error:
-            await self._park(number, error.code, str(error))
+            await self._park(number, key, error.code, str(error))
         except ModelRefusedError as error:
-            await self._park(number, "embedding_refused", f"The embedding model refuses the document: {error}")
+            message = f"The embedding model refuses the document: {error}"
+            await self._park(number, key, "embedding_refused", message)
         except ModelUnavailableError as error:
-            await self._retry(version, "embedding_unavailable", f"The embedding model does not answer: {error}")
+            await self._retry(version, key, "embedding_unavailable", f"The embedding model does not answer: {error}")
         except DimensionChangedError as error:
-            await self._retry(version, "embedding_model_changed", str(error))
+            await self._retry(version, key, "embedding_model_changed", str(error))
         except VectorStoreError as error:
-            await self._retry(version, "vector_store_unavailable", f"The vector store does not answer: {error}")
+            await self._retry(version, key, "vector_store_unavailable", f"The vector store does not answer: {error}")
         except (OSError, sqlite3.Error) as error:
-            await self._retry(version, "storage_failed", f"The disk does not do as asked: {error}")
+            await self._retry(version, key, "storage_failed", f"The disk does not do as asked: {error}")
         except Exception:
             log.exception("version %d failed", number)
-            await self._retry(version, "internal_error", "Retrieval failed on this document; its log says more.")
+            await self._retry(version, key, "internal_error", "Retrieval failed on this document; its log says more.")
         finally:
             self._changes.set_progress(number, None)
-            self._changes.note_change(key)
+            self._note_change(key)
 
     async def _make_visible(self, version: Version, key: DocumentKey) -> None:
         number = version.number
@@ -339,20 +346,38 @@ class IngestionPipeline:
             self._index.note_lost()
             raise VectorStoreError("it has lost the index, which is made anew") from None
 
-    async def _park(self, number: int, code: str, message: str) -> None:
+    async def _park(self, number: int, key: DocumentKey | None, code: str, message: str) -> None:
         self.failed += 1
-        try:
-            await self._catalog.write(lambda db: fail_version(db, number, code=code, message=message))
-        except (sqlite3.Error, OSError) as error:
-            # Stays claimed until the next start, which makes it again.
-            log.error("version %d failed, and that cannot be noted: %s", number, error)  # noqa: TRY400 - the disk's error
+        await self._note_end(number, key, partial(fail_version, version=number, code=code, message=message))
         self._on_garbage()
 
-    async def _retry(self, version: Version, code: str, message: str) -> None:
+    async def _retry(self, version: Version, key: DocumentKey | None, code: str, message: str) -> None:
         self.retried += 1
         at = self._clock() + retry_delay_s(version.attempts)
+        end = partial(retry_version, version=version.number, at=at, code=code, message=message)
+        await self._note_end(version.number, key, end)
+
+    async def _note_end(self, number: int, key: DocumentKey | None, end: Callable[[sqlite3.Connection], None]) -> None:
         try:
-            await self._catalog.write(lambda db: retry_version(db, version.number, at=at, code=code, message=message))
+            await self._catalog.write(end)
         except (sqlite3.Error, OSError) as error:
-            # Stays claimed until the next start, which queues it again.
-            log.error("version %d cannot be queued again: %s", version.number, error)  # noqa: TRY400 - the disk's error
+            log.error("version %d stays in work until its end can be written: %s", number, error)  # noqa: TRY400 - the disk's error
+            self._unnoted[number] = key, end
+
+    async def _note_ends(self) -> None:
+        """Write the ends of tries that could not be written. Raises sqlite3.Error or OSError: all of them stay."""
+        if not (ends := dict(self._unnoted)):
+            return
+
+        def note(db: sqlite3.Connection) -> None:
+            for _, end in ends.values():
+                end(db)
+
+        await self._catalog.write(note)
+        for number, (key, _) in ends.items():
+            del self._unnoted[number]
+            self._note_change(key)
+
+    def _note_change(self, key: DocumentKey | None) -> None:
+        if key is not None:
+            self._changes.note_change(key)

@@ -1,11 +1,13 @@
 """Arithmetic of bounded cost: a parser of expressions, and numbers of bounded precision. Pure.
 
-Numbers are decimal (so 0.1 + 0.2 is 0.3), with `PRECISION` digits and exponents up to `LARGEST_EXPONENT`, so that each
-operation takes bounded time; the length of an expression bounds the number of operations: some milliseconds in all.
+Numbers are decimal (so 0.1 + 0.2 is 0.3), with `PRECISION` digits and exponents up to `LARGEST_EXPONENT`; whole numbers
+are exact up to `WHOLE_DIGITS`, so that remainders are right. So each operation takes bounded time; the length of an
+expression bounds the number of operations: some milliseconds in all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -17,9 +19,11 @@ from decimal import (
     Decimal,
     DecimalException,
     DivisionByZero,
+    Inexact,
     InvalidOperation,
     Overflow,
 )
+from functools import partial
 from typing import Final
 
 LONGEST_EXPRESSION: Final = 1000
@@ -29,7 +33,9 @@ DEEPEST: Final = 50
 MOST_FUNCTIONS: Final = 32
 """Functions and powers, which take longest."""
 PRECISION: Final = 64
-"""Digits of every number."""
+"""Digits of every number that is not whole."""
+WHOLE_DIGITS: Final = LONGEST_EXPRESSION
+"""Digits of a whole number that is exact; one with more has `PRECISION` digits."""
 SHOWN_INTEGER_DIGITS: Final = 60
 """Digits of a whole number that is shown in full."""
 SHOWN_DIGITS: Final = 20
@@ -44,6 +50,22 @@ _CONTEXT: Final = Context(
     Emax=LARGEST_EXPONENT,
     traps=[InvalidOperation, DivisionByZero, Overflow],
 )
+_WHOLE_CONTEXT: Final = Context(
+    prec=WHOLE_DIGITS,
+    rounding=ROUND_HALF_EVEN,
+    Emin=-LARGEST_EXPONENT,
+    Emax=LARGEST_EXPONENT,
+    traps=[InvalidOperation, DivisionByZero, Overflow, Inexact],
+)
+"""For whole numbers."""
+_DIVISION_CONTEXT: Final = Context(
+    prec=2 * (LARGEST_EXPONENT + PRECISION),
+    rounding=ROUND_HALF_EVEN,
+    Emin=-3 * LARGEST_EXPONENT,
+    Emax=3 * LARGEST_EXPONENT,
+    traps=[InvalidOperation, DivisionByZero, Overflow],
+)
+"""For whole quotients and remainders: exact."""
 _FUNCTION_CONTEXT: Final = Context(
     prec=34,  # as many as decimal128 has, and more than are shown
     rounding=ROUND_HALF_EVEN,
@@ -75,9 +97,9 @@ def evaluate(expression: str) -> str:
     """Return the value of an arithmetic expression as text.
 
     `+ - * / // %`, powers (`**` or `^`), parentheses, `pi`, `e`, and the functions of `_FUNCTIONS`; angles are in
-    radians; `//` rounds down, and `%` has the divisor's sign. A whole number is exact where it has at most
-    `SHOWN_INTEGER_DIGITS` digits; any other value is rounded to `SHOWN_DIGITS` digits, with an exponent (`1E+30`) where
-    it is very large or small. It takes some milliseconds at most.
+    radians; `//` rounds down, and `%` has the divisor's sign. A whole number is exact up to `WHOLE_DIGITS`, and is
+    shown in full where it has at most `SHOWN_INTEGER_DIGITS` digits; any other value is rounded to `SHOWN_DIGITS`
+    digits, with an exponent (`1E+30`) where it is very large or small. It takes some milliseconds at most.
 
     Raises:
         ArithmeticProblem: it cannot be read, is too long or too deep, has too many functions, divides by zero, or has
@@ -145,7 +167,7 @@ class _Parser:
         while (sign := self._peek()) in ("+", "-"):
             self._take()
             term = self._read_product()
-            value = _CONTEXT.add(value, term) if sign == "+" else _CONTEXT.subtract(value, term)
+            value = _compute(Context.add if sign == "+" else Context.subtract, value, term)
         return value
 
     def _read_product(self) -> Decimal:
@@ -160,7 +182,7 @@ class _Parser:
         if self._peek() in ("+", "-"):
             _, sign = self._take()
             value = self._read_signed()
-            value = _CONTEXT.minus(value) if sign == "-" else value
+            value = value.copy_negate() if sign == "-" else value
         else:
             value = self._read_power()
         self._depth -= 1
@@ -174,13 +196,15 @@ class _Parser:
         self._count_function()
         # The right one first: 2**3**2 is 2**9. A sign may stand there: 2**-1.
         exponent = self._read_signed()
-        is_whole = abs(exponent) <= LARGEST_EXPONENT and exponent == exponent.to_integral_value()
-        return (_CONTEXT if is_whole else _FUNCTION_CONTEXT).power(base, exponent)
+        if abs(exponent) > LARGEST_EXPONENT or not _is_whole(exponent):
+            return _FUNCTION_CONTEXT.power(_CONTEXT.plus(base), exponent)
+        return _compute(Context.power, base, exponent) if exponent > 0 else _CONTEXT.power(base, exponent)
 
     def _read_atom(self) -> Decimal:
         kind, text = self._take()
         if kind == "number":
-            return _CONTEXT.create_decimal(text.replace("_", ""))
+            number = _WHOLE_CONTEXT.create_decimal(text.replace("_", ""))
+            return number if _is_whole(number) else _CONTEXT.plus(number)
         if kind == "name":
             return self._read_named(text)
         if text != "(":
@@ -223,17 +247,36 @@ def _name(token: str) -> str:
     return f"`{token[:30]}`" if token else "the end"
 
 
-def _floor_divide(left: Decimal, right: Decimal) -> Decimal:
-    remainder = _modulo(left, right)
-    return _CONTEXT.divide(_CONTEXT.subtract(left, remainder), right).to_integral_value(ROUND_HALF_EVEN, _CONTEXT)
+def _is_whole(value: Decimal) -> bool:
+    return value == value.to_integral_value()
 
 
-def _modulo(left: Decimal, right: Decimal) -> Decimal:
-    """The remainder with the sign of the divisor."""
+def _compute(operation: Callable[[Context, Decimal, Decimal], Decimal], left: Decimal, right: Decimal) -> Decimal:
+    """A sum, difference, product or power, which is exact for whole numbers up to `WHOLE_DIGITS`."""
+    if _is_whole(left) and _is_whole(right):
+        with contextlib.suppress(Inexact):
+            return operation(_WHOLE_CONTEXT, left, right)
+    return operation(_CONTEXT, left, right)
+
+
+def _divide(left: Decimal, right: Decimal) -> Decimal:
+    if right and _is_whole(left) and _is_whole(right) and max(left.adjusted(), right.adjusted()) < WHOLE_DIGITS:
+        quotient, remainder = _DIVISION_CONTEXT.divmod(left, right)
+        if not remainder:
+            return quotient
+    return _CONTEXT.divide(left, right)
+
+
+def _divide_down(left: Decimal, right: Decimal) -> tuple[Decimal, Decimal]:
+    """The quotient, rounded down, and the remainder with the sign of the divisor."""
     if not right:
         raise DivisionByZero
-    remainder = _CONTEXT.remainder(left, right)
-    return _CONTEXT.add(remainder, right) if remainder and (remainder < 0) != (right < 0) else remainder
+    if max(left.adjusted(), right.adjusted()) >= WHOLE_DIGITS:  # its last digits may be unknown
+        raise ArithmeticProblem(f"`//` and `%` take numbers of at most {WHOLE_DIGITS} digits.")
+    quotient, remainder = _DIVISION_CONTEXT.divmod(left, right)
+    if remainder and (remainder < 0) != (right < 0):
+        quotient, remainder = _DIVISION_CONTEXT.subtract(quotient, 1), _DIVISION_CONTEXT.add(remainder, right)
+    return quotient, remainder if _is_whole(remainder) else _CONTEXT.plus(remainder)
 
 
 def _round(value: Decimal, digits: Decimal | None = None) -> Decimal:
@@ -243,13 +286,13 @@ def _round(value: Decimal, digits: Decimal | None = None) -> Decimal:
     exponent = value.as_tuple().exponent
     if isinstance(exponent, int) and exponent >= -places:
         return value  # it has no such places, and may be too large to be written with them
-    return value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN, _CONTEXT)
+    return value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN, _DIVISION_CONTEXT)
 
 
 def _log(value: Decimal, base: Decimal | None = None) -> Decimal:
     if base is None:
-        return _FUNCTION_CONTEXT.ln(value)
-    quotient = _FUNCTION_CONTEXT.divide(_FUNCTION_CONTEXT.ln(value), _FUNCTION_CONTEXT.ln(base))
+        return _FUNCTION_CONTEXT.ln(_CONTEXT.plus(value))
+    quotient = _FUNCTION_CONTEXT.divide(_log(value), _log(base))
     return _LOG_CONTEXT.plus(quotient)
 
 
@@ -264,23 +307,23 @@ def _by_float(function: Callable[[float], float]) -> Callable[..., Decimal]:
 
 
 _PRODUCTS: Final[Mapping[str, Callable[[Decimal, Decimal], Decimal]]] = {
-    "*": _CONTEXT.multiply,
-    "/": _CONTEXT.divide,
-    "//": _floor_divide,
-    "%": _modulo,
+    "*": partial(_compute, Context.multiply),
+    "/": _divide,
+    "//": lambda left, right: _CONTEXT.plus(_divide_down(left, right)[0]),
+    "%": lambda left, right: _divide_down(left, right)[1],
 }
 _FUNCTIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[..., Decimal]]]] = {
-    "abs": ((1, 1), _CONTEXT.abs),
+    "abs": ((1, 1), Decimal.copy_abs),
     "acos": ((1, 1), _by_float(math.acos)),
     "asin": ((1, 1), _by_float(math.asin)),
     "atan": ((1, 1), _by_float(math.atan)),
-    "ceil": ((1, 1), lambda value: value.to_integral_value(ROUND_CEILING, _CONTEXT)),
+    "ceil": ((1, 1), lambda value: value.to_integral_value(ROUND_CEILING)),
     "cos": ((1, 1), _by_float(math.cos)),
-    "exp": ((1, 1), _FUNCTION_CONTEXT.exp),
-    "floor": ((1, 1), lambda value: value.to_integral_value(ROUND_FLOOR, _CONTEXT)),
+    "exp": ((1, 1), lambda value: _FUNCTION_CONTEXT.exp(_CONTEXT.plus(value))),
+    "floor": ((1, 1), lambda value: value.to_integral_value(ROUND_FLOOR)),
     "ln": ((1, 1), _log),
     "log": ((1, 2), _log),
-    "log10": ((1, 1), _FUNCTION_CONTEXT.log10),
+    "log10": ((1, 1), lambda value: _FUNCTION_CONTEXT.log10(_CONTEXT.plus(value))),
     "max": ((1, LONGEST_EXPRESSION), max),
     "min": ((1, LONGEST_EXPRESSION), min),
     "round": ((1, 2), _round),

@@ -225,8 +225,8 @@ def read_file(root: str, path: str, *, first_line: int, last_line: int | None, m
     """Return the text of a file: its lines from `first_line` (from 1) to `last_line`, included; None: to the end. Empty
     if `last_line` is before `first_line`. At most `most_bytes` + 1 bytes: the last one shows that there is more.
 
-    `path`: within the folder `root`. Of a longer file, lines of the first `LARGEST_READ` bytes are found. What is no
-    UTF-8 becomes replacement characters.
+    Lines end at `\\n`, `\\r\\n` and `\\r`. `path`: within the folder `root`. Of a longer file, lines of the first
+    `LARGEST_READ` bytes are found. What is no UTF-8 becomes replacement characters.
 
     Raises:
         FileProblem: it is no regular file that may be read, is binary, or ends before `first_line`.
@@ -323,9 +323,9 @@ class _Search:
 def search_files(
     root: str, path: str, text: str, *, is_regex: bool, ignores_case: bool, files: str, within_s: float
 ) -> str:
-    """Return the lines that hold `text`, as `path:line: text` with lines counted from 1, in the order of the paths; a
-    sentence where there is none. A last line says why a search ended early: after `MOST_MATCHES` lines, or too many
-    files or bytes.
+    """Return the lines that hold `text`, as `path:line: text` with lines counted as `read_file` does, in the order
+    of the paths; a sentence where there is none. A last line says why a search ended early: after `MOST_MATCHES` lines,
+    or too many files or bytes.
 
     `path`: a folder or a file within `root`. `is_regex`: `text` is a regular expression of Python's; nothing but the
     end of the process bounds its time. `files`: pattern (`*.md`) of the names of files that are searched; a `path` that
@@ -422,7 +422,9 @@ def _search_file(descriptor: int, path: str, search: _Search) -> None:
     search.bytes += len(data)
     if b"\0" in data[:_BINARY_BYTES]:
         return
-    for number, line in enumerate(data.decode("utf-8", errors="replace").split("\n"), start=1):
+    # Lines are those of `read_file`: of bytes, which end at \n, \r\n and \r alone.
+    for number, part in enumerate(data.splitlines(), start=1):
+        line = part.decode("utf-8", errors="replace")
         if search.find_matches(line[:LONGEST_LINE]):
             search.matches.append(f"{_show_name(path)}:{number}: {line.strip()[:SHOWN_LINE]}")
             if len(search.matches) >= MOST_MATCHES:

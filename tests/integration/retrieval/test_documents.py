@@ -7,6 +7,7 @@ import errno
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from retrieval import assembly
 from retrieval.catalog.files import StoredFile
 from retrieval.catalog.versions import count_states
 from retrieval.ingestion.collection_writer import MOST_HALVINGS
-from tests.fakes.fake_retrieval_parts import FakeModels, MemoryVectorStore
+from retrieval.parsing.base import ChunkingOptions, ParsedDocument
+from tests.fakes.fake_retrieval_parts import FakeModels, FakeParser, MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 from tests.support.small_disk import mount_small_disk
 from tests.support.wait import until
@@ -358,6 +360,68 @@ async def test_garbage_that_a_full_disk_keeps_is_told_in_one_line_and_goes_when_
         [line] = [each for each in caplog.records if "garbage was left" in each.message]
         assert line.message.endswith("database or disk is full")
         assert "Traceback" not in caplog.text
+
+
+@dataclass
+class GatedParser(FakeParser):
+    """Waits for a gate, if the text begins with `slow` or `bad`."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+    async def parse_file(
+        self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
+    ) -> ParsedDocument:
+        if path.read_bytes().startswith((b"slow", b"bad")):
+            self.waiting += 1
+            await self.gate.wait()
+            self.waiting -= 1
+        return await super().parse_file(path, filename=filename, media_type=media_type, chunking=chunking)
+
+
+async def set_writable(harness: RetrievalHarness, is_writable: bool) -> None:
+    """Let the catalog's file refuse what is written to it, as one on a full disk does, or take it again."""
+    await harness.retrieval.catalog.read(lambda db: db.execute(f"PRAGMA query_only = {int(not is_writable)}").close())
+
+
+async def test_a_try_whose_end_could_not_be_noted_is_ended_with_the_next_write(tmp_path: Path) -> None:
+    parser = GatedParser()
+    async with retrieval_harness(tmp_path, parser=parser) as harness:
+        for document_id in ("slow", "bad"):
+            body = {"text": f"{document_id} fox.", "id": document_id}
+            assert (await harness.request("POST", "/v1/documents", body)).status_code == 202
+        await until("both are parsed", lambda: parser.waiting == 2)
+        following = asyncio.create_task(harness.request("GET", "/v1/documents/bad/events"))
+        await until("it is followed", lambda: harness.retrieval.changes._followers)
+        await set_writable(harness, False)
+        parser.gate.set()
+        pipeline = harness.retrieval.pipeline
+        await until("both have ended", lambda: (pipeline.failed, pipeline.retried) == (1, 1) and not pipeline._tasks)
+        await set_writable(harness, True)
+        await harness.add("A dog.", "d")
+        await until("the follower is told", following.done)
+        assert b'"status":"failed"' in following.result().content
+        document = (await harness.request("GET", "/v1/documents/slow")).json()
+        assert (document["status"], document["error"]["code"]) == ("queued", "storage_failed")
+        harness.skip_time(1)
+        await harness.request("GET", "/v1/documents/slow/events")
+        assert await harness.texts("fox") == ["slow fox."]
+        assert (pipeline.failed, pipeline.retried) == (1, 1)
+
+
+async def test_a_claimed_version_that_cannot_be_read_is_tried_again(
+    harness: RetrievalHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        monkeypatch.undo()
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("retrieval.ingestion.pipeline.find_key", fail)
+    assert (await harness.request("POST", "/v1/documents", {"text": "A fox.", "id": "d"})).status_code == 202
+    await until("it is to be tried again", lambda: harness.retrieval.pipeline.retried)
+    harness.skip_time(1)
+    await harness.request("GET", "/v1/documents/d/events")
+    assert await harness.texts("fox") == ["A fox."]
 
 
 async def test_what_was_accepted_is_made_by_the_next_process(tmp_path: Path) -> None:

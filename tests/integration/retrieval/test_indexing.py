@@ -227,6 +227,24 @@ async def test_a_lost_index_is_filled_with_a_flush_for_many_documents(tmp_path: 
         assert len(await harness.search("fox", top_k=100)) == 20
 
 
+async def test_what_was_filled_before_a_failure_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.02)
+    async with retrieval_harness(tmp_path, retrieval_embedding_model="m") as harness:
+        for number in range(10):
+            await harness.add(f"Fox {number}.", str(number))
+    models = FakeModels(refuses="Fox 7")
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
+        await until("it failed", lambda: any("Fox 7." in texts for _, texts, _ in models.requests))
+        await until("the others are known", lambda: harness.retrieval.index.missing == 3)
+        assert len(await harness.search("fox", top_k=100)) == 7
+        models.refuses = None
+        models.requests.clear()
+        await until("the rest is written", lambda: not harness.retrieval.index.missing)
+        assert sorted(texts for _, texts, _ in models.requests) == [[f"Fox {number}."] for number in (7, 8, 9)]
+
+
 TEXT = "A fox.\n\nA dog.\n\nA cat."
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from assistant.tools.builtin.arithmetic import ArithmeticProblem, evaluate
 from assistant.tools.builtin.fetch_url import PageHosts
-from assistant.tools.files.file_jobs import ConfinedFolder, FileProblem, list_files, search_files, split_path
+from assistant.tools.files.file_jobs import ConfinedFolder, FileProblem, list_files, read_file, search_files, split_path
 from assistant.tools.files.html_text import extract_text
 from assistant.tools.files.job_runner import SLICE_BYTES, decode_text
 
@@ -31,6 +31,18 @@ from assistant.tools.files.job_runner import SLICE_BYTES, decode_text
         *(("round(2.567, 2)", "2.57"), ("round(1234, -2)", "1200"), ("floor(-1.5) + ceil(-1.5)", "-3")),
         *(("max(1, 2, min(9, 4))", "4"), ("abs(-3.50)", "3.5"), ("-0", "0"), ("2 ** -9999999", "0")),
         *(("round(10 ** 70)", "1E+70"), ("round(10 ** 62 + 0.5, 20)", "1E+62"), ("round(7, 64)", "7")),
+        # Whole numbers of more digits than are shown.
+        *(("10**70 % 7", "4"), ("(10**64 + 1) % 7", "5"), ("2**300 % 5", "1"), ("-(10**70) % 7", "3")),
+        *(("10**64 + 1 - 10**64", "1"), ("10**70 // 10**6", "1E+64"), ("(10**70 + 1) * 3 / 3 - 10**70", "1")),
+        *(("-(10**70 + 1) + 10**70", "-1"), ("abs(-(10**70) - 1) % 10", "1"), ("7**999 % 1000", "143")),
+        *((f"{10**99 + 7} % 10", "7"), ("round(10**70 + 51, -2) % 10**4", "100"), ("floor(10**70 + 1) % 10", "1")),
+        *(("1e999 % 7", str(pow(10, 999, 7))), ("1e70 % 0.7", "0.5"), ("1e999 % 1e-9999", "0")),
+        *(
+            ("1e30 // 1e-40", "1E+70"),
+            ("5e70 // 1e12", "5" + "0" * 58),
+            ("-1 // 1e999", "-1"),
+            ("-1 % 1e70 % 10", "9"),
+        ),
         *(("floor(log(125, 5))", "3"), ("floor(log(1000, 10))", "3"), ("log(2, 10)", "0.30102999566398119521")),
     ],
 )
@@ -46,6 +58,8 @@ def test_an_expression_has_its_value(expression: str, value: str) -> None:
         *(("sqrt(-1)", "It has no value"), ("ln(0)", "It has no value")),
         *(("(-8) ** (1 / 3)", "It has no value"), ("asin(2)", "It has no value")),
         ("9 ** 9 ** 9 ** 9", "A number in it is larger than 10 to the power of 9999."),
+        *(("7**9999 % 7", "`//` and `%` take numbers of at most 1000 digits."), ("1 // 1e1000", "`//` and `%` take")),
+        *(("1e999 // 1e-9999", "A number in it is larger"), ("1e5000 * 1e5000", "A number in it is larger")),
         *(("1e99999", "A number in it is larger"), ("exp(1e9)", "A number in it is larger")),
         ("round(1, 1e9)", "round takes at most 64 places."),
         ("", "A number is expected where the end stands."),
@@ -256,6 +270,28 @@ def test_a_write_that_fails_leaves_nothing_and_no_descriptor_stays_open(
         ConfinedFolder(str(folder)).write_file(["a", "b", "file"], b"new", may_replace=True)
     assert (folder / "a" / "b" / "file").read_text() == "inside"
     assert [each.name for each in (folder / "a" / "b").iterdir()] == ["file"]
+
+
+LINES = ["a fox", "a dog \f \v \u2028 \x85 \x1c", "", "größe", "the end"]
+"""Of text editors: at what looks like a break in Python's texts, and is none there, no line ends."""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_search_counts_the_lines_that_are_read(folder: Path, end: str, is_ended: bool) -> None:
+    (folder / "text").write_bytes((end.join(LINES) + end * is_ended).encode())
+    limits: dict[str, Any] = {"is_regex": True, "ignores_case": False, "files": "text", "within_s": 10}
+    found = search_files(str(folder), "", "^", **limits).split("\n")
+    assert found == [f"text:{number}: {line.strip()}" for number, line in enumerate(LINES, start=1)]
+    assert search_files(str(folder), "", "x$", **limits) == "text:1: a fox"
+    read_lines = [
+        read_file(str(folder), "text", first_line=number, last_line=number, most_bytes=100)
+        for number in range(1, len(LINES) + 1)
+    ]
+    assert "".join(read_lines).encode() == (folder / "text").read_bytes()
+    assert [line.rstrip("\r\n") for line in read_lines] == LINES
+    with pytest.raises(FileProblem, match="text has 5 lines"):
+        read_file(str(folder), "text", first_line=6, last_line=None, most_bytes=100)
 
 
 def test_a_hard_link_is_neither_read_nor_replaced_nor_searched(folder: Path) -> None:
