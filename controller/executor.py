@@ -677,6 +677,8 @@ class Executor:
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
         log_tail = self._redact(action.model, await self._runtime.read_log_tail(action.name), action.name)
+        if self._memory.failures.get(action.id.key) is not failure:
+            return  # it was forgotten meanwhile, as by a load
         plain = failure.error if failure.plain is None else failure.plain
         error = with_log_tail(failure.error, log_tail)
         self._memory.failures[action.id.key] = replace(failure, error=error, plain=plain)

@@ -175,7 +175,8 @@ class ToolCallRecorder:
         self._journal = journal
         self._clock = clock
         self._redact = redact
-        self._written = journal.find_last_calls(KNOWN_GATEWAYS)
+        found = journal.find_last_details("tool", "gateway", "sequence").items()
+        self._written = {gateway: last for gateway, last in [*found][-KNOWN_GATEWAYS:] if isinstance(last, int)}
         """Gateway to the number of its last written call, the gateway that wrote last at the end."""
 
     def record_calls(self, report: GatewayReport) -> None:
@@ -260,11 +261,12 @@ def _in_kinds(kinds: Iterable[EventKind]) -> str:
 _CLASSES: Final = (*map(_in_kinds, RETENTION_CLASSES[:-1]), f"NOT {_in_kinds(HISTORY_KINDS)}")
 
 
-_LAST_CALLS: Final = """
-SELECT gateway, max(sequence) FROM (
-    SELECT id, details ->> '$.gateway' AS gateway, details ->> '$.sequence' AS sequence
-    FROM entries WHERE kind = 'tool' AND json_valid(details)
-) WHERE typeof(gateway) = 'text' AND typeof(sequence) = 'integer' GROUP BY gateway ORDER BY max(id) DESC LIMIT ?
+# With max(), SQLite takes the other columns of a group from the row that has it.
+_LAST_DETAILS: Final = """
+SELECT subject, value, max(id) FROM (
+    SELECT id, json_extract(details, ?) AS subject, json_extract(details, ?) AS value
+    FROM entries WHERE kind = ? AND json_valid(details)
+) WHERE typeof(subject) = 'text' AND value IS NOT NULL GROUP BY subject ORDER BY max(id)
 """
 # `+`: rows are read by their ids, not by the index of kinds.
 _IS_KNOWN: Final = "+" + _in_kinds(get_args(EventKind))
@@ -376,10 +378,10 @@ class JournalDatabase:
         )
         return list(_parse_rows(rows))
 
-    def find_last_calls(self, limit: int) -> list[tuple[str, int]]:
-        """Return the gateways whose calls of tools are recorded, each with the highest number of a call, the gateway
-        that wrote last first; at most `limit`. Reads all entries of calls. Blocks. Raises sqlite3.Error."""
-        return self._db.execute(_LAST_CALLS, (limit,)).fetchall()
+    def find_last_details(self, kind: EventKind, key: str, field: str) -> dict[str, Any]:
+        """As `EventLog.find_last_details`. Reads all entries of the kind. Blocks. Raises sqlite3.Error."""
+        rows = self._db.execute(_LAST_DETAILS, (f"$.{key}", f"$.{field}", kind))
+        return {subject: value for subject, value, _ in rows}
 
     def close(self) -> None:
         """Close the file. SQLite then merges its write-ahead log into it. May be called repeatedly; no other method
@@ -523,11 +525,11 @@ class EventLog:
         entries += self._try_file(lambda file: file.read_page(sorted(kinds), model, before, limit), [])
         return entries[:limit]
 
-    def find_last_calls(self, limit: int) -> dict[str, int]:
-        """Return the number of the last recorded call of a tool by gateway, the gateway that wrote last at the end; at
-        most `limit`. Entries that are not written yet are not looked at. Never raises: while the file cannot be read,
-        the result is empty."""
-        return dict(reversed(self._try_file(lambda file: file.find_last_calls(limit), list[tuple[str, int]]())))
+    def find_last_details(self, kind: EventKind, key: str, field: str) -> dict[str, Any]:
+        """Return the detail `field` of the newest entry of this kind by its detail `key`, which is a text; the newest
+        entry's at the end. Entries without one of the two are left out, and those that are not written yet. Takes some
+        10 ms for 10,000 entries. Never raises: while the file cannot be read, the result is empty."""
+        return self._try_file(lambda file: file.find_last_details(kind, key, field), dict[str, Any]())
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
         """Wait without limit until there are entries with ids above `after_id`. Return at most 500 (`FOLLOWED_AT_ONCE`)

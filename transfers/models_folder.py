@@ -84,6 +84,7 @@ class RecordStore:
                 adopt_rights(file.fileno(), self._folder)
                 os.fsync(file.fileno())
             new_path.replace(path)
+            _sync_folder(self._folder)
         except OSError:
             new_path.unlink(missing_ok=True)
             raise
@@ -99,6 +100,14 @@ class RecordStore:
             adopt_rights(descriptor, self._folder.parent)
         finally:
             os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 OWN_FOLDER: Final = ".roundhouse"

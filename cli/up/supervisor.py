@@ -596,6 +596,8 @@ class Child:
                 self._beside = await self._start((READY, write_end))
             finally:
                 os.close(write_end)
+            if self._end_event.is_set():
+                return "everything ends"  # `ask_to_end` came while it was being started: nobody signalled it
             loop.add_reader(read_end, is_told.set)
             await asyncio.wait_for(is_told.wait(), REPLACED_WITHIN_S)
             if os.read(read_end, 1):

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 from pydantic import JsonValue
 
@@ -58,8 +59,6 @@ def build_fields(inspection: Inspection, forecast: MemoryForecast) -> dict[str, 
     return fields
 
 
-_LOOKED_BACK: Final = 500
-"""Entries of earlier runs of the controller that are read, to know which downloads were under way at its end."""
 _STARTED: Final = "started"
 _CONTROLLER: Final = "controller"
 
@@ -68,16 +67,11 @@ class DownloadLog:
     """Records in the journal what becomes of downloads, each step once, also over restarts of the controller."""
 
     def __init__(self, journal: EventLog, clock: Callable[[], float]) -> None:
-        """Read the newest entries about downloads from the journal, to know which starts and ends it has. `clock`
-        returns Unix time in seconds."""
+        """Read from the journal which starts and ends of downloads it has. `clock` returns Unix time in seconds."""
         self._journal = journal
         self._clock = clock
-        self._told: dict[str, str] = {}
+        self._told: dict[str, str] = journal.find_last_details("download", "id", "step")
         """Id of a download to the last step that the journal has."""
-        for entry in reversed(journal.read_page(("download",), None, None, _LOOKED_BACK)):
-            download, step = entry.details.get("id"), entry.details.get("step")
-            if isinstance(download, str) and isinstance(step, str):
-                self._told[download] = step
 
     def note_order(self, download: Download, actor: str) -> None:
         """Record that `actor` ordered a download, and that it thereby began. Secrets in its reference are masked. A
@@ -428,6 +422,8 @@ class SourceDownloads:
         self._ids: dict[str, str] = {}
         self._waiting: Counter[str] = Counter()
         """Calls of `download_source` that wait, by source."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By source. Who holds one orders the source, or ends its download: neither overtakes the other."""
 
     @property
     def fractions(self) -> Mapping[str, float]:
@@ -445,9 +441,10 @@ class SourceDownloads:
         if await self._look_for_source(source):
             return
         try:
-            ordered = await self._downloads.order_plain(source, actor=ACTOR)
-            self._ids[source] = ordered.id
-            self._waiting[source] += 1
+            async with self._lock_of(source):
+                ordered = await self._downloads.order_plain(source, actor=ACTOR)
+                self._ids[source] = ordered.id
+                self._waiting[source] += 1
             try:
                 ended = await self._wait_until_final(ordered)
             finally:
@@ -465,15 +462,19 @@ class SourceDownloads:
             raise SourceDownloadError("it is downloaded, but its files are not seen in the models folder")
 
     async def cancel_source(self, source: str) -> None:
-        """End the download of a source that `download_source` waits for; do nothing if there is none. Raises
-        SourceDownloadError if it cannot be ended."""
-        download = self._ids.get(source)
-        if download is None:
-            return
-        try:
-            await self._downloads.cancel_download(download, actor=ACTOR)
-        except RoundhouseError as error:
-            raise SourceDownloadError(str(error)) from None
+        """End the download of a source that `download_source` waits for or is just ordering; do nothing if there is
+        none. Raises SourceDownloadError if it cannot be ended."""
+        async with self._lock_of(source):
+            download = self._ids.get(source)
+            if download is None:
+                return
+            try:
+                await self._downloads.cancel_download(download, actor=ACTOR)
+            except RoundhouseError as error:
+                raise SourceDownloadError(str(error)) from None
+
+    def _lock_of(self, source: str) -> asyncio.Lock:
+        return self._locks.setdefault(source, asyncio.Lock())
 
     async def _wait_until_final(self, download: Download) -> Download:
         version, step = 0, -1

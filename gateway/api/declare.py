@@ -20,7 +20,7 @@ from starlette.routing import Match
 from common.processes import without_tracebacks
 from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 from contract.route_spec import Access, Parameter, RouteSpec
-from gateway.ingress.middleware import require_access
+from gateway.ingress.middleware import find_declaration, require_access
 from gateway.protocols.api_matrix import error_body
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
@@ -412,6 +412,7 @@ def _allowed_methods(request: Request) -> list[str]:
     for route in request.app.router.routes:
         if not (is_word and route.path.endswith("_id}")) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
-            if "GET" in methods and not getattr(route.endpoint, "is_direct", False):
+            declaration = find_declaration(route)
+            if "GET" in methods and (declaration is None or not declaration.is_direct):
                 methods.add("HEAD")
     return sorted(methods)

@@ -155,10 +155,9 @@ class DirectRoute(APIRoute):
     def __init__(self, route: InferenceRoute, *, codes: tuple[str, ...], **route_options: Any):
         api = route.api
         endpoint = _without_body() if route.request is None else _with_body(route.request)
-        endpoint.is_direct = True  # type: ignore[attr-defined] # functions take attributes
         super().__init__(
             api.path,
-            require_access(api.scope)(endpoint),
+            require_access(api.scope, is_direct=True)(endpoint),
             methods=[api.method],
             response_model=route.answer,
             responses=error_responses(*codes) | _OTHERS | (_STREAM if api.streams else {}),

@@ -52,17 +52,33 @@ class UndeclaredRouteError(Exception):
     start."""
 
 
-def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
+@dataclass(frozen=True, slots=True)
+class RouteDeclaration:
+    """What the endpoint of a route declares: the access, and whether `gateway.server` takes the route's requests before
+    the framework sees them (`is_direct`)."""
+
+    access: Access
+    is_direct: bool = False
+
+
+def require_access(access: Access, *, is_direct: bool = False) -> Callable[[Endpoint], Endpoint]:
     """Return a decorator that declares the access of an endpoint's route. Put it below FastAPI's decorator.
 
-    It sets an attribute of the function and returns the same function; the access is enforced by `IngressMiddleware`.
+    It sets an attribute of the function, which `find_declaration` reads, and returns the same function; the access is
+    enforced by `IngressMiddleware`. `is_direct`: as `RouteDeclaration.is_direct`.
     """
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.required_access = access  # type: ignore[attr-defined] # functions take attributes
+        endpoint.route_declaration = RouteDeclaration(access, is_direct)  # type: ignore[attr-defined] # FastAPI has no place for it
         return endpoint
 
     return declare
+
+
+def find_declaration(route: BaseRoute) -> RouteDeclaration | None:
+    """Return what the endpoint of a route declares by `require_access`; None: nothing, or the route has none."""
+    found: RouteDeclaration | None = getattr(getattr(route, "endpoint", None), "route_declaration", None)
+    return found
 
 
 class RouteAccess:
@@ -75,24 +91,24 @@ class RouteAccess:
         Raises:
             UndeclaredRouteError: a route declares no access, or is no `starlette.routing.Route` (a mount, a WebSocket).
         """
-        declared_routes: list[tuple[Route, Access]] = []
+        declared_routes: list[tuple[Route, RouteDeclaration]] = []
         undeclared_routes: list[str] = []
         for route in routes:
-            access = getattr(getattr(route, "endpoint", None), "required_access", None)
-            if isinstance(route, Route) and access is not None:
-                declared_routes.append((route, access))
+            declaration = find_declaration(route)
+            if isinstance(route, Route) and declaration is not None:
+                declared_routes.append((route, declaration))
             else:
                 undeclared_routes.append(_describe_route(route))
         if undeclared_routes:
             raise UndeclaredRouteError(f"no access is declared for {', '.join(undeclared_routes)}")
-        self._declared_routes: Sequence[tuple[Route, Access]] = declared_routes
+        self._declared_routes: Sequence[tuple[Route, RouteDeclaration]] = declared_routes
 
     def list_declarations(self) -> list[tuple[str, str, Access]]:
         """Return (method, path as declared, access) of each route and method, sorted by method, then path. Method `*`:
         the route serves every method."""
         return sorted(
-            (method, route.path, access)
-            for route, access in self._declared_routes
+            (method, route.path, declaration.access)
+            for route, declaration in self._declared_routes
             for method in (route.methods or ("*",))
         )
 
@@ -111,9 +127,9 @@ class RouteAccess:
         return found is not None and found[1]
 
     def _find_route(self, method: str, path: str) -> tuple[Access, bool] | None:
-        for route, access in self._declared_routes:
+        for route, declaration in self._declared_routes:
             if (not route.methods or method in route.methods) and (match := route.path_regex.match(path)):
-                return access, all(match.groupdict().values()) and not getattr(route.endpoint, "is_direct", False)
+                return declaration.access, all(match.groupdict().values()) and not declaration.is_direct
         return None
 
 

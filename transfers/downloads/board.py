@@ -425,9 +425,9 @@ class StoredFiles:
             self._check_rest(each.path for each in files)
             if download is not None and self._board.is_running(download):
                 raise _kept("The download is under way: cancel it first.")
-            for path, status in present.items():
-                if not _is_same_state(status, self._folder.find_file(path)):
-                    raise _kept(f"{path!r:.300} was changed just now.")
+            for each in files:
+                if not _is_same_state(present.get(each.path), self._folder.find_file(each.path)):
+                    raise _kept(f"{each.path!r:.300} was changed just now.")
             for path in present:
                 self._folder.remove_file(path)
             self._board.forget_files({each.path for each in files})
@@ -452,8 +452,10 @@ class StoredFiles:
         return status
 
 
-def _is_same_state(before: os.stat_result, now: os.stat_result | None) -> bool:
-    return now is not None and (before.st_ino, before.st_size, before.st_mtime_ns) == (
+def _is_same_state(before: os.stat_result | None, now: os.stat_result | None) -> bool:
+    if before is None or now is None:
+        return before is now
+    return (before.st_ino, before.st_size, before.st_mtime_ns) == (
         now.st_ino,
         now.st_size,
         now.st_mtime_ns,

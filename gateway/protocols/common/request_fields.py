@@ -46,8 +46,8 @@ class RequestField:
     code: str = "not_supported"
     """Error code of the refusal."""
 
-    def asks(self, name: str, fields: Mapping[str, Any]) -> bool:
-        """Return whether the field `name` of a request asks for an effect. `fields` must have it."""
+    def requests_effect(self, name: str, fields: Mapping[str, Any]) -> bool:
+        """Return whether the value of the field `name` in a request asks for an effect. `fields` must have it."""
         value = fields[name]
         if value is None or value is False or value == "" or value == []:
             return False
@@ -103,7 +103,7 @@ def check_as_chat(fields: Mapping[str, Any], api: Api) -> None:
 
 def _refuse(fields: Mapping[str, Any], api: Api, by: Iterable[str], where: str) -> None:
     for name, field in _REFUSED[api].items():
-        if name in fields and not field.refused.isdisjoint(by) and field.asks(name, fields):
+        if name in fields and not field.refused.isdisjoint(by) and field.requests_effect(name, fields):
             message = f"`{name}` cannot be used {where}: {field.note} ({describe_value(fields[name])})."
             status = 400 if field.code == "not_supported" else None
             raise RoundhouseError(field.code, message, param=name, status=status)

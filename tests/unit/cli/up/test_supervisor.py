@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,36 @@ async def test_a_side_program_that_can_never_run_is_told_once_and_the_others_go_
     assert watched.lines == ["the side program is not started again: another has it"]
     assert await watched.end() == Ending(ExitCode.DONE)
     assert len(watched.lines) == 1
+
+
+async def test_a_replacement_that_is_being_started_when_everything_ends_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serves = f"import os, signal\nos.write(int(os.environ['LISTEN_FDS']) + 2, b'1')\n{FOREVER}"
+    watched = Watched(spec("a", f"import os\nif 'LISTEN_FDS' not in os.environ:\n    {FOREVER}\n{serves}"))
+    await until("it runs", lambda: "a" in watched.pids)
+    child = watched.supervisor.children["a"]
+    start, is_started, may_be_known = child._start, asyncio.Event(), asyncio.Event()
+
+    async def start_slowly(*files: tuple[str, int]) -> Process:
+        process = await start(*files)
+        is_started.set()
+        await may_be_known.wait()
+        return process
+
+    monkeypatch.setattr(child, "_start", start_slowly)
+    watched.supervisor.replace_child("a", 60)
+    await asyncio.wait_for(is_started.wait(), 60)
+    watched.told.set()
+    assert await watched.running == Ending(ExitCode.DONE)
+    child.send_signal(signal.SIGTERM)
+    assert await child.ends_within(60)
+    may_be_known.set()
+    try:
+        await asyncio.wait_for(watched.supervisor.wait_until_ended(), 60)
+    finally:
+        child.kill()
+    assert watched.lines == []
 
 
 async def test_a_child_that_was_told_to_end_by_others_ends_everything() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from contract.downloads import DownloadOrder
+from contract.downloads import Download, DownloadOrder
 from contract.errors import RoundhouseError
 from contract.model_files import ModelDownloadOrder, OrderedDownload
 from controller.artifacts.model_roots import ModelRoots
@@ -177,6 +177,17 @@ async def test_what_becomes_of_a_download_is_recorded_once_over_restarts(bench: 
     ]
 
 
+async def test_the_end_of_a_download_that_was_started_many_entries_ago_is_recorded(bench: Bench) -> None:
+    download = await bench.order()
+    log = DownloadLog(bench.journal, lambda: bench.now)
+    for number in range(501):
+        log.note_order(download.model_copy(update={"id": f"dl_{number}", "reference": f"hf:a/{number}"}), "bob")
+    bench.restart()
+    bench.transfers.set_state(download.id, "finished")
+    await bench.service.list_downloads()
+    assert bench.recorded()[-1] == ("controller", f"download of {REFERENCE} finished")
+
+
 async def test_a_failure_is_recorded_with_its_reason_and_without_secrets(bench: Bench) -> None:
     error = RoundhouseError("source_unavailable", "https://user:pa55word@host/x does not answer.")
     bench.transfers.set_state((await bench.order()).id, "failed", error=error)
@@ -331,6 +342,29 @@ async def test_a_source_that_two_wait_for_can_be_cancelled_after_one_is_gone(fol
     assert following.transfers.downloads[download].state == "cancelled"
     with pytest.raises(SourceDownloadError, match="cancelled"):
         await asyncio.wait_for(second, 10)
+
+
+async def test_a_source_that_is_just_being_ordered_can_be_cancelled(
+    following: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, is_ordered, may_answer = following.client.order_download, asyncio.Event(), asyncio.Event()
+
+    async def answer_late(each: DownloadOrder) -> tuple[Download, bool]:
+        answer = await order(each)
+        is_ordered.set()
+        await may_answer.wait()
+        return answer
+
+    monkeypatch.setattr(following.client, "order_download", answer_late)
+    waits = asyncio.create_task(following.sources.download_source(REFERENCE))
+    await asyncio.wait_for(is_ordered.wait(), 10)
+    cancelling = asyncio.create_task(following.sources.cancel_source(REFERENCE))
+    await asyncio.sleep(0)
+    may_answer.set()
+    await asyncio.wait_for(cancelling, 10)
+    assert [each.state for each in following.transfers.downloads.values()] == ["cancelled"]
+    with pytest.raises(SourceDownloadError, match="cancelled"):
+        await asyncio.wait_for(waits, 10)
 
 
 async def test_a_failure_of_a_source_is_in_the_words_of_transfers(following: Bench) -> None:

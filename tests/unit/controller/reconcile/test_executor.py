@@ -159,6 +159,22 @@ async def test_what_was_ready_without_serving_as_declared_waits_longer_each_time
     assert (failure.error, failure.plain) == (f"{reason}. Last log lines:\nlast words", reason)
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_a_failure_that_was_forgotten_while_its_log_was_read_does_not_come_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    async def read_while_loaded(name: str, lines: int = 50) -> str:
+        bench.memory.reset_failures(MODEL)
+        if is_loaded:
+            bench.memory.record_failure(replica.id, Verdict("later"), NOW)
+        return "last words"
+
+    monkeypatch.setattr(bench.runtime, "read_log_tail", read_while_loaded)
+    replica = ObservedReplica(ReplicaId("m", 0, "hash", 1), "m-0", Phase.RUNNING, 900.0, 900.0, Health.STALLED, None)
+    await bench.carry_out(Stop(replica.id, "m-0", "it hangs", Verdict("it hangs")), replica)
+    assert [each.error for each in bench.memory.failures.values()] == (["later"] if is_loaded else [])
+
+
 # What the log says of looks that fail
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -654,6 +655,24 @@ def test_a_file_that_is_gone_is_forgotten(tmp_path: Path, transfers: Transfers, 
     removal = transfers.files.remove_download(done.id)
     assert (removal.removed, removal.freed_bytes) == ([], 0)
     assert transfers.files.list_files() == []
+
+
+def test_a_file_that_came_while_its_removal_was_looked_at_stays(
+    tmp_path: Path, transfers: Transfers, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = add_file(server, "/m.gguf", SMALL)
+    done = fetch(transfers, reference)
+    (tmp_path / PLACE).unlink()
+    hold_still = transfers.board.hold_still
+
+    def fetch_first() -> AbstractContextManager[None]:
+        fetch(transfers, reference)
+        return hold_still()
+
+    monkeypatch.setattr(transfers.board, "hold_still", fetch_first)
+    assert refuse_path(transfers, PLACE) == "models_file_kept"
+    assert [each.path for each in transfers.files.list_files()] == [PLACE]
+    assert transfers.board.find(done.id).has_finished
 
 
 def test_a_shared_file_goes_with_the_second_download(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:

@@ -167,6 +167,21 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     assert store.read_all() == [make_record("hf:u/s")]
 
 
+def test_a_record_is_on_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RecordStore(tmp_path / "records")
+    store.read_all()
+    sync, synced = os.fsync, list[tuple[str, bool]]()
+
+    def note(descriptor: int) -> None:
+        synced.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), path.exists()))
+        sync(descriptor)
+
+    path = tmp_path / "records" / f"{make_record().id}.json"
+    monkeypatch.setattr(os, "fsync", note)
+    store.write(make_record())
+    assert synced == [(str(path.with_name(f".{path.name}.new")), False), (str(path.parent), True)]
+
+
 def test_what_is_no_record_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = RecordStore(tmp_path)
     store.write(make_record())
