@@ -88,10 +88,18 @@ def _hf_tensors(shape: Shape, head: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_noisy_hf_model(folder: Path, shape: Shape) -> None:
-    """The same with weights other than zero, whose greedy tokens change when weights do."""
+    """The same with weights other than zero, whose greedy tokens change when weights do, and a text for each token."""
     source = random.Random(1)  # the same weights each time
     # BF16 is the upper half of a float; as many numbers as are prime, so that no two rows are the same.
     write_hf_model(folder, shape, b"".join(struct.pack("<f", source.gauss(0, 0.05))[2:] for _ in range(65_521)))
+    words = {f"w{number}": number for number in range(shape.vocabulary)}
+    tokenizer: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    tokenizer |= {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}}
+    tokenizer["model"] = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "model_max_length": CONTEXT}
+    for name, content in (("tokenizer.json", tokenizer), ("tokenizer_config.json", config)):
+        with replace_file(folder / name) as draft:
+            draft.write_text(json.dumps(content))
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, tuple[int, ...]], weights: bytes) -> None:

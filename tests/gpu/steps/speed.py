@@ -50,7 +50,7 @@ def measure_speed(engine: str, model: str, fields: Mapping[str, Any]) -> Callabl
         stack = await rig.open_stack()
         port, key = rig.engine_address(NAME)
         places = (Place("direct", port, key, NAME), Place("gateway", stack.port, "none", NAME))
-        program = None if rig.on_cpu or engine != "vllm" else rig.host.programs.get("vllm")
+        program = rig.host.programs.get("vllm") if engine == "vllm" else None
         client = Client(program, stack.models / model, CPU_ANSWER if rig.on_cpu else ANSWER)
         figures: dict[str, Any] = {}
         for place in places:
@@ -85,7 +85,7 @@ class Client:
         """One round. Raises RuntimeError for an answer that is not 200, ConnectionError where one breaks off."""
         if self.program is not None:
             try:
-                return await run_bench(self.program, place, clients, requests, self._model)
+                return await run_bench(self.program, place, (clients, requests, self._answer), self._model)
             except (OSError, RuntimeError) as error:
                 self.program, self.told = None, {"vllm_bench": str(error)[:400]}
         return await run_clients(place, clients, requests, self._answer)
@@ -119,10 +119,11 @@ def _prompt(number: int) -> list[int]:
     return [100 + (number * 7919 + each * each) % 1000 for each in range(PROMPT)]
 
 
-async def run_bench(program: Path, place: Place, clients: int, requests: int, model: Path) -> Figures:
-    """One round of vLLM's own load test. Raises RuntimeError where it fails, or a request of its."""
+async def run_bench(program: Path, place: Place, load: tuple[int, int, int], model: Path) -> Figures:
+    """One round of vLLM's own load test. `load`: clients, requests in all, tokens of an answer. Raises RuntimeError
+    where it fails, or a request of its."""
     with tempfile.TemporaryDirectory() as folder:
-        argv = bench_arguments(program, place, clients, requests, model, Path(folder))
+        argv = bench_arguments(program, place, load, model, Path(folder))
         env = os.environ | {"OPENAI_API_KEY": place.key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         pipe, off = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(
@@ -141,13 +142,14 @@ async def run_bench(program: Path, place: Place, clients: int, requests: int, mo
 
 
 def bench_arguments(
-    program: Path, place: Place, clients: int, requests: int, model: Path, folder: Path
+    program: Path, place: Place, load: tuple[int, int, int], model: Path, folder: Path
 ) -> Sequence[str]:
     """The command line of `vllm bench serve`, which writes its result into `folder`."""
+    clients, requests, answer = load
     return (
         *(str(program), "bench", "serve", "--backend", "openai", "--base-url", f"http://127.0.0.1:{place.port}"),
         *("--endpoint", "/v1/completions", "--model", place.model, "--tokenizer", str(model)),
-        *("--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(ANSWER)),
+        *("--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(answer)),
         *("--ignore-eos", "--temperature", "0", "--num-prompts", str(requests), "--max-concurrency", str(clients)),
         *("--seed", str(clients), "--disable-tqdm", "--save-result", "--result-dir", str(folder)),
     )

@@ -13,6 +13,7 @@ import aiohttp
 from controller.engines import ENGINES
 from tests.gpu.rig import Rig, Streamed, mib_grown
 from tests.gpu.step import Figures, Needs, NotTriedError, Step, StepFailedError
+from tests.support.installed_engines import ON_CPU
 from tests.support.wait import until
 
 MODEL: Final = "clockwork.gguf"
@@ -39,10 +40,7 @@ async def swap_models(rig: Rig) -> Figures:
     """Seconds to an answer of a model whose room the other one has. Both are pinned to the same GPU: with another one
     free, there would be room for both and nothing to swap."""
     fields: dict[str, Any] = {"autoload": True, "min_residency_s": 0, "llama_server_n_ctx": 4096}
-    if rig.on_cpu:
-        fields["memory_mib"] = int(rig.main_memory_mib * ROOM)
-    else:
-        fields["vram_mib"] = int(rig.gpu(rig.uuids(1)[0]).total_mib * ROOM)
+    fields |= _room(rig)
     names = ("one", "two")
     await rig.declare({name: rig.definition("llama-server", MODEL, **fields) for name in names})
     seconds = []
@@ -55,6 +53,13 @@ async def swap_models(rig: Rig) -> Figures:
             raise StepFailedError(f"{other} still runs beside {name}: nothing was swapped")
     swaps = seconds[1:]  # the first is a load without one
     return {"swaps": len(swaps), "median_s": statistics.median(swaps), "longest_s": max(swaps)}
+
+
+def _room(rig: Rig) -> dict[str, int]:
+    """What two of a kind cannot have at once."""
+    if rig.on_cpu:
+        return {"memory_mib": int(rig.main_memory_mib * ROOM)}
+    return {"vram_mib": int(rig.gpu(rig.uuids(1)[0]).total_mib * ROOM)}
 
 
 async def _answer(rig: Rig, name: str) -> None:
@@ -75,9 +80,13 @@ def swap_vllm(level: str | None) -> Callable[[Rig], Awaitable[Figures]]:
     async def run(rig: Rig) -> Figures:
         if level is not None:
             _require_sleep()
-        room = int(rig.gpu(rig.uuids(1)[0]).total_mib * ROOM)
-        fields: dict[str, Any] = {"autoload": True, "min_residency_s": 0, "vram_mib": room}
-        fields |= {"vllm_max_model_len": 4096, "vllm_enforce_eager": True, "target_inflight": 8, "start_timeout_s": 480}
+        fields: dict[str, Any] = {
+            "autoload": True,
+            "min_residency_s": 0,
+            **_room(rig),
+            **(ON_CPU if rig.on_cpu else {}),
+        }
+        fields |= {"vllm_max_model_len": 2048, "vllm_enforce_eager": True, "target_inflight": 8, "start_timeout_s": 480}
         fields |= {} if level is None else {SLEEP_FIELD: level}
         await rig.declare({name: rig.definition("vllm", VLLM_MODEL, **fields) for name in ("one", "two")})
         said: dict[str, str] = {}
@@ -92,7 +101,7 @@ def swap_vllm(level: str | None) -> Callable[[Rig], Awaitable[Figures]]:
             figures = {"loads_s": seconds[:loads], "swaps": len(swaps)}
             figures |= {"median_s": statistics.median(swaps), "longest_s": max(swaps)} if swaps else {}
             if answer.text != said.setdefault(name, answer.text):
-                raise StepFailedError(f"{name} says {answer.text!r}, and said {said[name]!r}", figures)
+                raise StepFailedError(f"{name} says {answer.text}, and said {said[name]}", figures)
         return figures
 
     return run
@@ -125,7 +134,7 @@ def sleep_when_idle(level: str) -> Callable[[Rig], Awaitable[Figures]]:
         again = await _first_token(rig, "drowsy")
         figures |= {"wake_s": again.first_s, "canary": again.text == first.text}
         if again.text != first.text or rig.engine_pids("drowsy")[:1] != engine:
-            raise StepFailedError(f"it says {again.text!r} after the wake, and said {first.text!r}", figures)
+            raise StepFailedError(f"it says {again.text} after the wake, and said {first.text}", figures)
         return figures
 
     return run
@@ -145,6 +154,8 @@ async def _first_token(rig: Rig, name: str) -> Streamed:
         answer = await rig.stream(name, CANARY)
     if not answer.is_whole or answer.first_s is None:
         raise StepFailedError(f"{name} does not answer: {answer.error}")
+    if not answer.text:
+        raise StepFailedError(f"{name} says nothing that could be compared")
     return answer
 
 
@@ -178,6 +189,10 @@ STEPS = (
         )
     ),
     Step(
-        "swap.vllm", "vLLM: two models on demand, room for one, loaded each time", _VLLM, swap_vllm(None), limit_s=420
+        "swap.vllm",
+        "vLLM: two models on demand, room for one, loaded each time",
+        Needs(engine="vllm", model=VLLM_MODEL, processes=True, on_cpu=True, is_long=True),
+        swap_vllm(None),
+        limit_s=420,
     ),
 )

@@ -264,7 +264,12 @@ async def test_what_has_no_time_left_is_not_tried_and_is_tried_in_the_next_run(t
 
 def test_of_a_stream_its_tokens_its_end_or_what_was_told_instead_are_read() -> None:
     streamed = Streamed()
-    lines = [b": hello\n", b'data: {"choices": []}\n', b'data: {"choices": [{"text": "a"}]}\n', b"\n"]
+    lines = [
+        b": hello\n",
+        b'data: {"choices": []}\n',
+        b'data: {"choices": [{"text": "a"}]}\n',
+        b"\n",
+    ]
     for at_s, line in enumerate([*lines, b'data: {"choices": [{"text": "b"}]}\n']):
         streamed.read_line(line, at_s)
     assert (streamed.text, streamed.first_s, streamed.is_whole, streamed.error) == ("ab", 2, False, None)
@@ -293,7 +298,7 @@ async def test_models_that_cannot_sleep_leave_out_the_steps_about_sleep_with_a_s
 
 def test_a_round_of_vllm_s_load_test_is_read_and_its_flags_are_its_own() -> None:
     address = Address("gateway", 8080, "none", "m")
-    words = [*bench_arguments(Path("/vllm"), address, 32, 256, Path("/models/m"), Path("/out"))]
+    words = [*bench_arguments(Path("/vllm"), address, (32, 256, 128), Path("/models/m"), Path("/out"))]
     assert words[:5] == ["/vllm", "bench", "serve", "--backend", "openai"]
     pairs = dict(pairwise(words))
     assert (pairs["--base-url"], pairs["--model"], pairs["--tokenizer"]) == ("http://127.0.0.1:8080", "m", "/models/m")
@@ -339,6 +344,8 @@ def test_a_noisy_model_is_as_large_as_one_of_zeros_and_no_zeros(tmp_path: Path) 
     assert noisy[:head] == zeros[:head]
     assert zeros[head:].count(0) == len(zeros) - head
     assert noisy[head:].count(0) < len(noisy) / 50
+    tokenizer = json.loads((tmp_path / "noisy" / "tokenizer.json").read_text())
+    assert [*tokenizer["model"]["vocab"].values()] == [*range(TINY.vocabulary)], "each token has a text of its own"
 
 
 ONE = "GPU-f15ae561-21b1-6003-c768-861fc285203b"
