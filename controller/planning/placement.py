@@ -84,8 +84,7 @@ class ClaimLedger:
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
             is_unsettled = replica.ready_since is None or operation is not None
-            changes_sleep = operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE)
-            claims = operation.claims if operation is not None and changes_sleep else replica.claims
+            claims = booked_claims(replica, observed)
             ledger.add_claims(claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
             if replica.is_asleep and operation is None:
                 ledger.sleepers[replica.name] = replica
@@ -168,10 +167,10 @@ class ClaimLedger:
         copy.leaving = tuple(each for each in self.leaving if each not in replicas)
         for replica in replicas:
             copy.sleepers.pop(replica.name, None)
-            for uuid, mib in replica.claims.items():
+            for uuid, mib in booked_claims(replica, observed).items():
                 copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
         for replica in replicas:
-            for uuid, mib in replica.claims.items():
+            for uuid, mib in booked_claims(replica, observed).items():
                 held_mib = self._held_mib(replica, uuid, mib, observed)
                 copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + held_mib
         return copy
@@ -237,6 +236,15 @@ def place_or_wait(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     if isinstance(promised, NoRoom) and not promised.waiting:
         return placement
     return NoRoom(explain_leaving(ledger.leaving), waiting=True)
+
+
+def booked_claims(replica: ObservedReplica, observed: ObservedState) -> Mapping[str, int]:
+    """Return what a ledger of this observation books for the replica, MiB by GPU uuid or HOST: while it falls asleep or
+    wakes, and until an observation that began after that, the claims of that operation."""
+    operation = observed.pending.get(replica.name)
+    if operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE):
+        return operation.claims
+    return replica.claims
 
 
 def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:
