@@ -660,14 +660,17 @@ class Executor:
 
     async def _change_sleep(self, action: PutToSleep | Wake, work: Coroutine[Any, Any, None], failure: str) -> None:
         """Do a sleep or a wake. One that fails leaves a fault, for which the next plan stops the replica."""
+        error: str | None = None
         try:
             await work
-        except SleepError as error:
-            self._memory.faults[action.name] = self._redact(action.model, f"{failure}: {error}", action.name)
+        except SleepError as fault:
+            error = str(fault)
         except Exception as fault:
             log.exception("%s of %s failed", action.kind, action.name)
-            self._memory.faults[action.name] = f"{failure}: {INTERNAL}: {fault!r}"
+            error = f"{INTERNAL}: {fault!r}"
         finally:
+            if error is not None:
+                self._memory.faults[action.name] = self._redact(action.model, f"{failure}: {error}", action.name)
             self._memory.finish_operation(action.name, self._clock())
             self._wake()
 

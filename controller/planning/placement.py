@@ -79,9 +79,7 @@ class ClaimLedger:
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
             is_unsettled = replica.ready_since is None or operation is not None
-            claims = replica.claims
-            if operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE):
-                claims = operation.claims
+            claims = replica.claims if operation is None else booked_claims(replica, observed)
             ledger.add_claims(claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
             if replica.sleep is not None and replica.is_asleep and operation is None:
                 ledger.sleepers[replica.name] = replica
@@ -164,10 +162,10 @@ class ClaimLedger:
         copy.leaving = tuple(each for each in self.leaving if each not in replicas)
         for replica in replicas:
             copy.sleepers.pop(replica.name, None)
-            for uuid, mib in replica.claims.items():
+            for uuid, mib in booked_claims(replica, observed).items():
                 copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
         for replica in replicas:
-            for uuid, mib in replica.claims.items():
+            for uuid, mib in booked_claims(replica, observed).items():
                 held_mib = self._held_mib(replica, uuid, mib, observed)
                 copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + held_mib
         return copy
@@ -244,6 +242,15 @@ def explain_never_fits(model: DesiredModel, observed: ObservedState) -> str | No
     gpus = tuple(replace(gpu, used_mib=0, processes=None) for gpu in observed.gpus or ())
     placement = place_replica(model, replace(observed, gpus=gpus), ClaimLedger(unified_gpus=observed.unified_gpus))
     return placement.reason if isinstance(placement, NoRoom) and not placement.waiting else None
+
+
+def booked_claims(replica: ObservedReplica, observed: ObservedState) -> Mapping[str, int]:
+    """Return what a ledger of this observation books for the replica, MiB by GPU uuid or HOST: while it falls asleep or
+    wakes, and until an observation that began after that, the claims of that operation."""
+    operation = observed.pending.get(replica.name)
+    if operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE):
+        return operation.claims
+    return replica.claims
 
 
 def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from controller.planning.eviction_candidates import EvictionCandidate, is_evictable
+from controller.planning.placement import booked_claims
 from controller.state import DesiredState, ObservedReplica, ObservedState, Phase
 
 
@@ -69,9 +70,7 @@ def coming_replicas(
         if each.name in starts
         or (each.phase is Phase.RUNNING and not each.is_asleep and each.name not in observed.pending)
     ]
-    model_claims = [
-        (each.id.model, starts[each.name].claims if each.is_asleep else each.claims) for each in active_replicas
-    ]
+    model_claims = [(each.id.model, booked_claims(each, observed)) for each in active_replicas]
     model_claims += [(op.id.model, op.claims) for name, op in starts.items() if name not in observed_names]
     for name, claims in model_claims:
         if name not in candidates and is_evictable(desired.models.get(name)):

@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ import openai
 import psutil
 import pytest
 
+from controller.engines import vllm_guard
 from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
 from tests.support.gguf_files import ADAPTED, make_peft_adapter
@@ -78,6 +80,12 @@ def served() -> Iterator[Served]:
         (stack.state / "cache").symlink_to(engine_cache())
         fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
         fields |= {"vllm_lora_modules": {"fox": "lora/fox"}, "vllm_max_lora_rank": 8}
+        # As `vllm_sleep` starts it, without `--enable-sleep-mode`, which vLLM refuses on the CPU.
+        guard = stack.state / "guard" / "roundhouse_route_guard.py"
+        guard.parent.mkdir()
+        guard.write_text(Path(vllm_guard.__file__).read_text())
+        fields |= {"extra_args": ["--middleware", "roundhouse_route_guard.RouteGuard"]}
+        fields |= {"env": {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(guard.parent)}}
         stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
         yield Served(stack, asyncio.run(_loaded(stack)))
 
@@ -205,6 +213,20 @@ async def test_only_the_controller_s_token_is_let_in(served: Served) -> None:
     assert model is not None
     for key in (None, "wrong"):
         assert (await send_request(f"{model.replicas[0].endpoint}/v1/models", key=key)).status == 401
+
+
+async def test_the_routes_of_its_development_mode_are_the_controller_s_alone(served: Served) -> None:
+    model = await served.stack.model("chat")
+    assert model is not None
+    endpoint = model.replicas[0].endpoint
+    routes = [("GET", "/is_sleeping"), *(("POST", each) for each in ("/sleep", "/wake_up", "/collective_rpc"))]
+    for method, path in [*routes, ("GET", "/server_info"), ("POST", "/reset_prefix_cache"), ("GET", "/version")]:
+        for key in (None, "wrong"):
+            assert (await send_request(f"{endpoint}{path}", method, key=key)).status == 401, path
+        assert (await served.stack.request(method, path)).status in (404, 405), f"{path} through the gateway"
+    assert await served.engine("/is_sleeping") == (200, '{"is_sleeping":false}')
+    for path in ("/health", "/metrics"):
+        assert (await send_request(f"{endpoint}{path}")).status == 200
 
 
 async def test_of_a_killed_engine_and_of_one_that_is_stopped_while_it_loads_nothing_is_left(served: Served) -> None:

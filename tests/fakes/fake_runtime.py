@@ -59,6 +59,7 @@ class FakeSleeper:
         self.calls: list[tuple[str, str]] = []
         self.canary = "2, 3, 5"
         self.error: str | None = None
+        self.bug: Exception | None = None
 
     async def put_to_sleep(self, target: SleepTarget) -> None:
         self._note("sleep", target)
@@ -69,6 +70,8 @@ class FakeSleeper:
 
     def _note(self, call: str, target: SleepTarget) -> None:
         self.calls.append((call, target.base_url))
+        if self.bug is not None:
+            raise self.bug
         if self.error is not None:
             raise SleepError(self.error)
 

@@ -38,6 +38,7 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     ReplicaKey,
+    Sleep,
     Statement,
 )
 from tests.support.world import autoload
@@ -591,3 +592,38 @@ def test_the_plan_wakes_for_whoever_starves_first_and_not_where_nobody_is_in_use
     made = planned([c, d], [young], gpus=gpus, traffic=traffic)
     assert told(made) == ["c: waiting for room: d is loaded only just now"]
     assert made.wake_at == NOW + 15
+
+
+# Sleep in place of an end
+
+AWAKE, DOZING = {"G": 900, HOST: 50}, {"G": 20, HOST: 300}
+GPU = Gpu("G", 0, "x", 1_000)
+
+
+def rested(model: DesiredModel) -> DesiredModel:
+    return replace(model, replicas=0, demand_replicas=1)
+
+
+def sleeper(model: str, since: float | None = LONG_AGO, **fields: Any) -> ObservedReplica:
+    """A replica that sleeps; `since` None: that could."""
+    claims, health = (AWAKE, Health.READY) if since is None else (DOZING, Health.SLEEPING)
+    known: dict[str, Any] = {"sleep": Sleep(DOZING, AWAKE, since), "health": health}
+    return engine(model, claims, **known | fields)
+
+
+@pytest.mark.parametrize("finished_at", [None, NOW - 0.1])
+def test_who_waits_for_a_sleep_that_no_observation_has_seen_end_has_not_failed(finished_at: float | None) -> None:
+    """The one that sleeps already claims little, and its room is still booked for it."""
+    a, b = rested(on_gpu("a", 900)), wanted(on_gpu("b", 900))
+    asleep = sleeper("a", NOW - 0.1) if finished_at else sleeper("a", None)
+    operation = PendingOp(OpKind.SLEEP, asleep.id, {"G": 900, HOST: 300}, NOW - 1, finished_at)
+    made = planned([a, b], [asleep], gpus=(GPU,), pending={asleep.name: operation}, traffic={"b": WAITS})
+    assert told(made) == ["b: waiting for room: a is ending"]
+
+
+def test_who_waits_for_a_wake_that_no_observation_has_seen_end_has_not_failed() -> None:
+    a, b = wanted(on_gpu("a", 900)), wanted(on_gpu("b", 900))
+    for woken in (sleeper("a"), replace(sleeper("a", None), claims=DOZING | {"G": 905})):
+        operation = PendingOp(OpKind.WAKE, woken.id, AWAKE, NOW - 1, NOW - 0.1)
+        made = planned([a, b], [woken], gpus=(GPU,), pending={woken.name: operation}, traffic={"b": WAITS})
+        assert told(made) == ["b: waiting for room: a is loaded first"]

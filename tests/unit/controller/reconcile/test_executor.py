@@ -18,10 +18,24 @@ from controller.executor import (
     Refusal,
     decide_mention,
 )
-from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, Stop
+from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, PutToSleep, Stop, Wake
+from controller.planning.draining import DrainState
 from controller.redaction import Redactor
-from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, Phase, ReplicaId, Statement
+from controller.state import (
+    HOST,
+    DesiredModel,
+    DesiredState,
+    Health,
+    ObservedReplica,
+    OpKind,
+    PendingOp,
+    Phase,
+    ReplicaId,
+    Statement,
+)
+from controller.state_dir import SleepRecord
 from tests.fakes.fake_runtime import FakeDownloader, FakeRuntime, FakeSleeper
+from tests.support.definitions import define
 from tests.support.wait import until
 
 SOURCE = "hf:a/b:Q4"
@@ -31,6 +45,12 @@ MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Sta
 WAITING = replace(MODEL, missing_source=SOURCE)
 DESIRED = DesiredState(1, {"m": WAITING, "other": replace(WAITING, name="other")})
 NOTHING = DesiredState(1, {})
+SLEEPS = replace(MODEL, backend="vllm_serve", definition=define("vllm_serve", gpus=1, vllm_sleep="level1"))
+SLEEPER = ObservedReplica(
+    ReplicaId("m", 0, "hash", 1), "m-0", Phase.RUNNING, 900.0, claims={"A": 500, HOST: 5}, base_url="http://m"
+)
+ASLEEP = PutToSleep(SLEEPER.id, "m-0", "makes room", {"A": 500, HOST: 300})
+AWAKE = Wake(SLEEPER.id, "m-0", "it sleeps at this index", {"A": 500, HOST: 300})
 
 
 class Bench:
@@ -59,6 +79,12 @@ class Bench:
     async def carry_out(self, action: Action, replica: ObservedReplica | None = None) -> None:
         self.executor.issue_action(action, DESIRED, {} if replica is None else {replica.name: replica})
         await self.executor.wait_until_idle()
+
+    def change_sleep(self, action: PutToSleep | Wake) -> None:
+        """Begin a sleep or a wake of a replica that answered `2, 3, 5` when it was loaded, and drains."""
+        self.memory.sleepers.setdefault("m-0", SleepRecord(canary="2, 3, 5"))
+        self.memory.drains["m-0"] = DrainState(NOW)
+        self.executor.issue_action(action, DesiredState(1, {"m": SLEEPS}), {"m-0": SLEEPER})
 
     async def look(self, count: int = 1, error: str | None = None) -> None:
         """Preflights, every 30 seconds, with this outcome."""
@@ -173,6 +199,69 @@ async def test_a_failure_that_was_forgotten_while_its_log_was_read_does_not_come
     replica = ObservedReplica(ReplicaId("m", 0, "hash", 1), "m-0", Phase.RUNNING, 900.0, 900.0, Health.STALLED, None)
     await bench.carry_out(Stop(replica.id, "m-0", "it hangs", Verdict("it hangs")), replica)
     assert [each.error for each in bench.memory.failures.values()] == (["later"] if is_loaded else [])
+
+
+# Sleep and wake
+
+
+async def test_a_sleep_is_recorded_with_the_gpus_that_it_left(bench: Bench) -> None:
+    bench.change_sleep(ASLEEP)
+    begun = PendingOp(OpKind.SLEEP, SLEEPER.id, ASLEEP.claims, NOW)
+    assert (bench.memory.pending, bench.woken) == ({"m-0": begun}, 0)
+    bench.now = NOW + 3
+    await bench.executor.wait_until_idle()
+    assert bench.sleeper.calls == [("sleep", "http://m")]
+    assert bench.memory.sleepers == {"m-0": SleepRecord(canary="2, 3, 5", since=NOW + 3)}
+    assert bench.memory.left_at == {"A": NOW + 3}, "main memory is not left"
+    assert bench.memory.pending == {"m-0": replace(begun, finished_at=NOW + 3)}
+    assert (bench.memory.drains, bench.memory.faults, bench.woken) == ({}, {}, 1)
+
+
+async def test_a_wake_is_recorded_with_the_time_that_it_took(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "controller")
+    bench.memory.sleepers["m-0"] = SleepRecord(canary="2, 3, 5", since=NOW - 60, woken_at=NOW - 90, wake_s=7.0)
+    bench.change_sleep(AWAKE)
+    begun = PendingOp(OpKind.WAKE, SLEEPER.id, AWAKE.claims, NOW)
+    assert bench.memory.pending == {"m-0": begun}
+    bench.now = NOW + 1.5
+    await bench.executor.wait_until_idle()
+    assert bench.sleeper.calls == [("wake", "http://m")]
+    assert bench.memory.sleepers == {"m-0": SleepRecord(canary="2, 3, 5", woken_at=NOW + 1.5, wake_s=1.5)}
+    assert bench.memory.pending == {"m-0": replace(begun, finished_at=NOW + 1.5)}
+    assert (bench.memory.drains, bench.memory.faults, bench.memory.left_at, bench.woken) == ({}, {}, {}, 1)
+    assert caplog.messages == ["wake m-0: it sleeps at this index", "m-0 is awake after 1.50 s"]
+
+
+async def test_a_wake_with_another_canary_is_a_fault_and_not_recorded(bench: Bench) -> None:
+    bench.memory.sleepers["m-0"] = asleep = SleepRecord(canary="2, 3, 5", since=NOW - 60)
+    bench.sleeper.canary = "2, 3, 6"
+    bench.change_sleep(AWAKE)
+    await bench.executor.wait_until_idle()
+    assert bench.memory.faults == {
+        "m-0": "it could not be woken: it answers the canary otherwise than when it was loaded"
+    }
+    assert bench.memory.sleepers == {"m-0": asleep}
+    assert bench.memory.drains.keys() == {"m-0"}, "nothing is routed to it"
+    assert (bench.memory.pending["m-0"].finished_at, bench.woken) == (NOW, 1)
+
+
+@pytest.mark.parametrize(
+    ("action", "failure"), [(ASLEEP, "it could not be put to sleep"), (AWAKE, "it could not be woken")]
+)
+async def test_a_sleep_or_wake_that_fails_is_a_fault_without_secrets(
+    bench: Bench, caplog: pytest.LogCaptureFixture, action: PutToSleep | Wake, failure: str
+) -> None:
+    bench.sleeper.error = f"/sleep: HTTP 500: {SECRET}"
+    bench.change_sleep(action)
+    await bench.executor.wait_until_idle()
+    assert bench.memory.faults == {"m-0": f"{failure}: /sleep: HTTP 500: ***"}
+    assert (bench.memory.pending["m-0"].finished_at, bench.woken) == (NOW, 1)
+    bench.sleeper.bug = ZeroDivisionError(f"a bug with {SECRET}")
+    bench.change_sleep(action)
+    await bench.executor.wait_until_idle()
+    assert bench.memory.faults == {"m-0": f"{failure}: internal error: ZeroDivisionError('a bug with ***')"}
+    assert f"{action.kind} of m-0 failed" in caplog.messages
+    assert (bench.memory.sleepers, bench.woken) == ({"m-0": SleepRecord(canary="2, 3, 5")}, 2)
 
 
 # What the log says of looks that fail

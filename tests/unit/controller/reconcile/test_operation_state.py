@@ -10,6 +10,7 @@ from controller.engines.base import Verdict
 from controller.executor import OperationState
 from controller.planning.draining import DrainState
 from controller.state import HOST, DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
+from controller.state_dir import SleepRecord
 from tests.support.world import autoload
 
 RESTS = autoload("m", 100)
@@ -91,3 +92,28 @@ def test_a_gpu_is_left_when_its_engine_is_first_seen_to_have_ended() -> None:
         memory = OperationState()
         memory.note_released_gpus(before, after, 10.0)
         assert memory.left_at == left_at, (before, after)
+
+
+def test_who_falls_asleep_or_wakes_no_longer_drains_and_keeps_its_canary() -> None:
+    memory = OperationState(sleepers={"m-0": SleepRecord(canary="2, 3", woken_at=5.0, wake_s=2.0)})
+    memory.drains = {name: DrainState(5.0) for name in ("m-0", "m-1")}
+    memory.note_asleep("m-0", {"G": 10, HOST: 5}, 10.0)
+    assert memory.sleepers == {"m-0": SleepRecord(canary="2, 3", since=10.0, woken_at=5.0, wake_s=2.0)}
+    assert (memory.left_at, memory.drains.keys()) == ({"G": 10.0}, {"m-1"})
+    memory.drains["m-0"] = DrainState(5.0)
+    memory.note_awake("m-0", 20.0, 20.5)
+    assert memory.sleepers == {"m-0": SleepRecord(canary="2, 3", woken_at=20.5, wake_s=0.5)}
+    assert (memory.left_at, memory.drains.keys()) == ({"G": 10.0}, {"m-1"})
+    memory.note_awake("m-0", 30.0, 29.0)
+    assert memory.sleepers["m-0"].wake_s == 0.0, "the clock was set back"
+
+
+def test_what_is_known_of_a_sleeper_ends_with_its_replica_and_its_size_with_its_definition() -> None:
+    memory = OperationState(
+        sleepers={name: SleepRecord(canary=name) for name in ("m-0", "m-1")},
+        asleep_mib={("m", RESTS.spec_hash): 846, ("m", "older"): 900, ("gone", RESTS.spec_hash): 1},
+        faults={"m-0": "no", "m-1": "neither"},
+    )
+    memory.prune_state(DesiredState(1, {"m": RESTS}), [ObservedReplica(FIRST, "m-0", Phase.RUNNING, 1.0)], 20.0)
+    assert memory.sleepers == {"m-0": SleepRecord(canary="m-0")}
+    assert (memory.faults, memory.asleep_mib) == ({"m-0": "no"}, {("m", RESTS.spec_hash): 846})
