@@ -155,7 +155,7 @@ def test_validate_warns_of_models_whose_predicted_memory_is_more_than_there_is(
     """Of GPUs only where a model has some, and the driver reports any."""
     (tmp_path / "models").mkdir()
     write_llama(tmp_path / "models" / "m.gguf", layers=32, width=256, heads=8, kv_heads=8, head=128, context=65536)
-    gpus = (Gpu("GPU-a", 0, "NVIDIA X", 20),)
+    gpus: tuple[Gpu, ...] = (Gpu("GPU-a", 0, "NVIDIA X", 20),)
     asked: list[NvmlReader] = []
 
     def answer(reader: NvmlReader) -> tuple[Gpu, ...]:
