@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import JsonValue
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
@@ -245,7 +244,7 @@ async def test_ctrl_c_leaves_the_download(site: Site) -> None:
 
 
 async def test_a_file_that_several_models_use_has_the_memory_of_each(site: Site) -> None:
-    fields: dict[str, JsonValue] = {"model_path": "hand.gguf", "llama_server_n_ctx": 65536, "enabled": False}
+    fields: dict[str, Any] = {"model_path": "hand.gguf", "llama_server_n_ctx": 65536, "enabled": False}
     site.running.controller.declaration_service.put_declaration("models", "wide", fields, actor="ada")
     [row] = [line for line in (await site.run("models")).lines if line.startswith("hand.gguf")]
     found = re.search(r"mine: (\d+)MiB main memory, wide: (\d+)MiB main memory  +mine wide  +by hand$", row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,18 +105,20 @@ async def test_files_are_looked_at_below_the_models_folders(tmp_path: Path, monk
         looked.append(model)
         return [model]
 
+    def is_retried(times: int) -> bool:
+        return len(retried) == times
+
     async def retry(tried: DesiredModel) -> None:
         retried.append(tried)
 
     task = asyncio.create_task(follow_model_files(list_failed, ModelRoots((tmp_path,)), retry))
-    counts = {"looks": 0, "tries": 0}
-    for name in ("sub/m.gguf", "eye.gguf"):
-        counts.update(looks=len(looked), tries=len(retried))
-        await until("some looks", lambda: len(looked) > counts["looks"] + 3)
-        assert len(retried) == counts["tries"], "nothing has changed"
+    for tries, name in enumerate(("sub/m.gguf", "eye.gguf")):
+        looked.clear()
+        await until("some looks", lambda: len(looked) > 3)
+        assert len(retried) == tries, "nothing has changed"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"GGUF")
-        await until(f"{name} is seen", lambda: len(retried) == counts["tries"] + 1)
+        await until(f"{name} is seen", partial(is_retried, tries + 1))
     assert retried == [model, model]
     task.cancel()
     await asyncio.wait({task})
