@@ -42,7 +42,7 @@ def test_a_host_without_a_network_runs_the_steps_from_the_bundle_alone(folder: P
         done = subprocess.run(unpack, cwd="/", capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         run = [str(there / "run"), "--cpu", "--small", "--folder", str(folder / "results"), "--only", *STEPS]
-        done = subprocess.run([*offline, *run], cwd="/", capture_output=True, text=True, check=False, timeout=180)
+        done = subprocess.run([*offline, *run], cwd="/", capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = json.loads((folder / "results" / "results.json").read_text())["steps"]
     assert {step: result["status"] for step, result in steps.items()} == dict.fromkeys(STEPS, "passed")
