@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ from tests.support.retrieval_harness import RetrievalHarness
 from tests.support.wait import until
 
 DAY_S = 86_400
-FEWEST_WRITES = 6
+MOST_WRITES = 6
 """More than any of the requests has."""
 
 
@@ -57,19 +56,14 @@ async def is_completed(harness: RetrievalHarness, store: str, file: str) -> bool
     return await status_of(harness, store, file) == "completed"
 
 
-def _count_of(query: str, store: str, db: sqlite3.Connection) -> int:
-    count: int = db.execute(f"SELECT count(*) FROM {query} = ?", (store,)).fetchone()[0]
-    return count
-
-
 async def count_rows(harness: RetrievalHarness, store: str) -> tuple[int, ...]:
     """Vector stores of that id, their batches, and the documents in them."""
-    return tuple(
-        [
-            await harness.retrieval.catalog.read(partial(_count_of, query, store))
-            for query in ("vector_stores WHERE id", "file_batches WHERE vector_store", "documents WHERE space")
-        ]
-    )
+    tables = ("vector_stores WHERE id", "file_batches WHERE vector_store", "documents WHERE space")
+
+    def count(db: sqlite3.Connection) -> tuple[int, ...]:
+        return tuple(db.execute(f"SELECT count(*) FROM {each} = ?", (store,)).fetchone()[0] for each in tables)
+
+    return await harness.retrieval.catalog.read(count)
 
 
 Request = Callable[[RetrievalHarness, str, str], Awaitable[httpx.Response]]
@@ -106,7 +100,7 @@ async def test_a_vector_store_that_is_deleted_meanwhile_leaves_nothing(
     harness: RetrievalHarness, request_of: Request, is_deletion_first: bool
 ) -> None:
     first, second = (request_of, delete) if is_deletion_first else (delete, request_of)
-    for number in range(FEWEST_WRITES):
+    for number in range(MOST_WRITES):
         file = await upload(harness, f"A fox {number}.")
         store = await create_store(harness, name="yard", file_ids=[file])
         await until("it is indexed", lambda: is_completed(harness, store, file))  # noqa: B023 - awaited here
