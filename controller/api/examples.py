@@ -287,6 +287,7 @@ MODEL_FILES: Final[dict[str, Any]] = {
             "reference": _PINNED,
             "used_by": ["gemma"],
             "memory_mib": 5120,
+            "memory_by_model": {},
             "memory_on": "gpu",
             "memory_source": "predicted",
             "serve_as": None,
