@@ -210,7 +210,14 @@ export function LoadOffer({ model, onTaken }: LoadOfferProps) {
 }
 
 function StateDot({ state }: { state: ListedModel["state"] }) {
-  const colour = { loaded: "bg-good", loading: "bg-warn", unloading: "bg-warn", failed: "bg-bad", unloaded: "bg-line", sleeping: "bg-line" };
+  const colour = {
+    loaded: "bg-good",
+    loading: "bg-warn",
+    unloading: "bg-warn",
+    failed: "bg-bad",
+    unloaded: "bg-line",
+    sleeping: "bg-line",
+  };
   return <span aria-hidden className={`size-2.5 shrink-0 rounded-full ${colour[state]}`} />;
 }
 
