@@ -9,8 +9,8 @@ import pytest
 from controller.engines.base import Verdict
 from controller.executor import OperationState
 from controller.planning.draining import DrainState
-from controller.state_dir import SleepRecord
 from controller.state import HOST, DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
+from controller.state_dir import SleepRecord
 from tests.support.world import autoload
 
 RESTS = autoload("m", 100)
