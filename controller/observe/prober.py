@@ -272,9 +272,11 @@ class Prober:
             return ProbeOutcome(healthy=False, dead=is_dead, error=f"health: HTTP {status}")
         if target.sleep is not None:
             try:
-                _, text = await self._get(target, target.sleep.state_path)
+                status, text = await self._get(target, target.sleep.state_path)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 return ProbeOutcome(healthy=False, error=f"sleep: {error or type(error).__name__}")
+            if status != 200:
+                return ProbeOutcome(healthy=False, error=f"sleep: HTTP {status}")
             if says_asleep(text):
                 return ProbeOutcome(healthy=True, asleep=True)
         if target_state.probed_health.ready_since is None and target.probe.ready_path:

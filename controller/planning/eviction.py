@@ -246,12 +246,13 @@ class RoomAllocator:
         if not isinstance(placement, NoRoom):
             self._claim_room(model, placement)
             placement_now = self._place_missing(model, self.free_ledger)
-            if not isinstance(placement_now, NoRoom):
+            if isinstance(placement_now, NoRoom) and placement_now.is_releasing:
+                self.wait_reasons[model.name] = _NOT_RELEASED
+            elif not isinstance(placement_now, NoRoom) and _count_wakes(placement_now) == _count_wakes(placement):
                 for each in placement_now:
                     _book_placement(self.free_ledger, each, model)
-            elif placement_now.is_releasing:
-                self.wait_reasons[model.name] = _NOT_RELEASED
-            elif not placement_now.waiting:
+            elif not isinstance(placement_now, NoRoom) or not placement_now.waiting:
+                # Also one that is to wake where others leave and could be started elsewhere at once.
                 self.wait_reasons[model.name] = explain_leaving(self.leaving or self.free_ledger.sleepers.values())
         elif placement.waiting:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.planning.actions import DownloadSource, Preflight, PullImage, Start, Wake
+from controller.planning.actions import WAITING_FOR_ROOM, DownloadSource, Preflight, PullImage, Start, Wake
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_or_wait, place_sleeper
 from controller.state import DesiredModel, ReplicaId, ReplicaKey
@@ -35,7 +35,11 @@ def place_index(turn: ModelTurn, model: DesiredModel, index: int, ledger: ClaimL
     is booked."""
     sleeper = turn.buckets.asleep.get(index)
     if sleeper is not None and sleeper.name in turn.waking:
-        return place_sleeper(sleeper, turn.observed, ledger)
+        placement = place_sleeper(sleeper, turn.observed, ledger)
+        if isinstance(placement, NoRoom) and not placement.waiting:
+            # It got the room of others, which have not left yet.
+            return NoRoom(f"{WAITING_FOR_ROOM}: {placement.reason}", waiting=True)
+        return placement
     return place_or_wait(model, turn.observed, ledger)
 
 

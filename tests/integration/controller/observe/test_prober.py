@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from controller.engines.base import SleepCalls
 from controller.engines.worker import worker_probe
 from controller.observe.health import LATE_SYSTEM, LEADING_SYSTEM, MODELS_PATH
 from controller.observe.prober import Prober, ProbeTarget
@@ -31,6 +32,10 @@ class Engine:
         """What it answers to conversations to render, one after the other; then nothing that tells anything."""
         self.rendered: list[Any] = []
         """The conversations that it was to render."""
+        self.state = web.json_response({"is_sleeping": False})
+        """What it says of its sleep."""
+        self.canaries: list[Any] = []
+        """The canaries that it was asked."""
 
     async def answer(self, request: web.Request) -> web.Response:
         """Anything."""
@@ -38,6 +43,11 @@ class Engine:
             self.asked += 1
             return self._models(self.asked)
         self.probed += request.path == "/health"
+        if request.path == "/is_sleeping":
+            return web.json_response(text=self.state.text, status=self.state.status)
+        if request.path == "/v1/completions":
+            self.canaries.append(await request.json())
+            return web.json_response({"choices": [{"text": f"canary {len(self.canaries)}"}]})
         if request.path == "/apply-template":
             self.rendered.append(await request.json())
             return self.renders.pop(0) if self.renders else web.json_response({})
@@ -51,7 +61,7 @@ class Engine:
 
 @contextlib.asynccontextmanager
 async def probed(
-    engine: Engine, ready_since: float | None, interval_s: float = 0.01
+    engine: Engine, ready_since: float | None, interval_s: float = 0.01, *, sleep: SleepCalls | None = None
 ) -> AsyncIterator[tuple[Prober, list[None]]]:
     """A prober of `engine`, and a list that grows when it wakes the reconciler."""
     app = web.Application()
@@ -64,7 +74,7 @@ async def probed(
     woken: list[None] = []
     async with aiohttp.ClientSession() as session:
         prober = Prober(session, interval_s=interval_s, timeout_s=5, wake=lambda: woken.append(None), clock=time.time)
-        prober.track_targets({"m-0": ProbeTarget(f"http://127.0.0.1:{port}", worker_probe(), None, None, ready_since)})
+        prober.track_targets({"m-0": ProbeTarget(f"http://127.0.0.1:{port}", worker_probe(), None, sleep, ready_since)})
         try:
             yield prober, woken
         finally:
@@ -156,3 +166,45 @@ async def test_who_asks_for_a_probe_may_have_the_reconciler_woken_though_nothing
         assert again.idle_span is not None
         assert (again.health, again.idle, again.idle_span.since) == (first.health, True, first.idle_span.since)
         assert again.idle_span.until > first.idle_span.until
+
+
+CANARY: dict[str, Any] = {"prompt": "2, 3, 5,", "max_tokens": 3}
+SLEEPS = SleepCalls((), (), "/is_sleeping", "/v1/completions", CANARY, keeps_weights=True)
+ASLEEP = {"is_sleeping": True}
+
+
+async def test_the_first_token_of_an_engine_that_can_sleep_is_its_canary_s() -> None:
+    engine = Engine(lambda _: listing())
+    async with probed(engine, None, sleep=SLEEPS) as (prober, _):
+        await until("it is ready", lambda: prober.get_health("m-0").health is Health.READY)
+        assert prober.get_health("m-0").canary == "canary 1"
+        engine.state = web.json_response(ASLEEP)
+        await until("it sleeps", lambda: prober.get_health("m-0").health is Health.SLEEPING)
+        engine.state = web.json_response({})
+        await until("it is awake", lambda: prober.get_health("m-0").health is Health.READY)
+        assert (engine.canaries, prober.get_health("m-0").canary) == ([CANARY], "canary 1")
+
+
+async def test_an_engine_that_sleeps_at_its_first_probe_is_asked_nothing_until_it_is_awake() -> None:
+    engine = Engine(lambda _: listing())
+    engine.state = web.json_response(ASLEEP)
+    async with probed(engine, None, sleep=SLEEPS) as (prober, _):
+        await until("it is probed on", lambda: engine.probed > 3)
+        health = prober.get_health("m-0")
+        assert (health.health, health.ready_since, health.canary) == (Health.SLEEPING, None, None)
+        assert (engine.canaries, engine.asked) == ([], 0)
+        engine.state = web.json_response({"is_sleeping": False})
+        await until("it is ready", lambda: prober.get_health("m-0").health is Health.READY)
+        assert prober.get_health("m-0").canary == "canary 1"
+
+
+async def test_an_engine_whose_sleep_cannot_be_asked_is_not_taken_for_awake() -> None:
+    engine = Engine(lambda _: listing())
+    async with probed(engine, 5.0, sleep=SLEEPS) as (prober, _):
+        await until("it is ready", lambda: prober.get_health("m-0").health is Health.READY)
+        engine.state = web.Response(text="no engine", status=500)
+        await until("it fails", lambda: prober.get_health("m-0").health is Health.FAILING)
+        assert prober.get_health("m-0").error == "sleep: HTTP 500"
+        engine.state = web.json_response({})
+        await until("it is ready", lambda: prober.get_health("m-0").health is Health.READY)
+    assert engine.canaries == [], "it was ready before"

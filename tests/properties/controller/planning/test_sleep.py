@@ -67,6 +67,8 @@ class SleepyHost:
     replicas: dict[str, ObservedReplica] = field(default_factory=dict)
     engines: dict[str, Engine] = field(default_factory=dict)
     operations: dict[str, tuple[PendingOp, float]] = field(default_factory=dict)
+    finished: dict[str, PendingOp] = field(default_factory=dict)
+    """Operations that ended since the last observation began: its pending ones still have them."""
     preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
@@ -102,7 +104,7 @@ class SleepyHost:
         return ObservedState(
             at=self.now,
             replicas=tuple(self._seen(replica, gpus) for replica in self.replicas.values()),
-            pending={name: operation for name, (operation, _) in self.operations.items()},
+            pending=self.finished | {name: operation for name, (operation, _) in self.operations.items()},
             preflights=dict(self.preflights),
             failures=dict(self.failures),
             attempts=self.attempts,
@@ -133,10 +135,13 @@ class SleepyHost:
     def step(self) -> None:
         """One second: what is under way ends, requests are served, the controller plans and acts."""
         self.now += 1.0
+        self.finished.clear()
         for name, (operation, until) in list(self.operations.items()):
             if until <= self.now:
                 del self.operations[name]
                 self._finish(name, operation.kind)
+                if self.chance.random() < 0.5:
+                    self.finished[name] = replace(operation, finished_at=self.now)
         for name, engine in self.engines.items():
             replica = self.replicas[name]
             if replica.is_asleep and name not in self.operations and engine.releases_at <= self.now:
@@ -144,6 +149,11 @@ class SleepyHost:
         self._serve()
         desired, observed = self.desired(), self.observe()
         made = plan(desired, observed, self.now)
+        # An edited engine that serves or loads on keeps its room, and one that replaces it comes first.
+        edited = {r.id.model for r in self.replicas.values() if r.id.spec_hash != self.models[r.id.model].spec_hash}
+        starts = any(isinstance(action, Start) for action in made.actions)
+        refused = [b for b in made.blocked if b.failed and b.retry_at is None and b.model not in edited and not starts]
+        assert not refused, f"who has room once others leave is told that it has none: {refused}"
         for model in made.reload_requested:
             self._want(model, self.evicted.pop(model, 1))
         for model in made.evicted:
@@ -265,7 +275,7 @@ class SleepyHost:
         by_index = Counter(
             (each.id.model, each.id.index)
             for name, each in self.replicas.items()
-            if each.health is Health.READY and each.draining is None and name not in self.operations
+            if each.health is Health.READY and each.draining is None and name not in self.operations | self.finished
         )
         assert all(count == 1 for count in by_index.values()), f"two serve one index: {by_index}"
 

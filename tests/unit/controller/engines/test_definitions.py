@@ -543,3 +543,28 @@ def test_the_forecast_is_what_is_declared() -> None:
     assert forecast(vram_mib=1000).gpu.total == 5 * GIB, "what it needs at least"
     assert forecast(vllm_gpu_memory_utilization=0.3).gpu_share == 0.3
     assert forecast(vram_mib=None).gpu_share == 0.92
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "vllm_sleep needs `gpus`: on the CPU vLLM cannot sleep"),
+        ({"gpus": 0}, "vllm_sleep needs `gpus`: on the CPU vLLM cannot sleep"),
+        ({"gpus": 1, "vllm_embedding": True}, "vllm_sleep is for models that generate text, not with `vllm_embedding`"),
+    ],
+)
+def test_who_cannot_sleep_is_refused_and_may_say_off(fields: dict[str, Any], problem: str) -> None:
+    assert define("vllm_serve", **fields, vllm_sleep="off") == define("vllm_serve", **fields)
+    for level in ("level1", "level2"):
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            define("vllm_serve", **fields, vllm_sleep=level)
+    with pytest.raises(ValueError, match="vllm_sleep"):
+        define("vllm_serve", gpus=1, vllm_sleep="level3")
+
+
+def test_sleep_is_another_engine_and_off_the_one_that_was() -> None:
+    plain, off, sleeps = (
+        spec_hash(define("vllm_serve", gpus=1, **fields), None, "m")
+        for fields in ({}, {"vllm_sleep": "off"}, {"vllm_sleep": "level1"})
+    )
+    assert plain == off != sleeps

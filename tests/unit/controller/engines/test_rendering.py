@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
-from controller.engines import ENGINES
+from controller.engines import ENGINES, vllm_guard
 from controller.engines.base import ClaimedGpu, RenderContext
 from controller.runtimes.model_files import check_files
 from controller.runtimes.process.launch import check_program
@@ -612,3 +612,47 @@ def test_before_the_gpus_are_known_little_is_said_of_them(fields: dict[str, Any]
 def test_too_little_is_refused_before_the_gpus_are_known() -> None:
     with pytest.raises(ValueError, match=r"^vram_mib: 700 MiB leave nothing for weights and KV cache"):
         shares(vram_mib=700)
+
+
+# Sleep
+
+GUARDED = ("--enable-sleep-mode", "--middleware", "roundhouse_route_guard.RouteGuard")
+
+
+@pytest.mark.parametrize("level", ["level1", "level2"])
+def test_a_vllm_that_can_sleep_has_a_guard_before_the_routes_of_its_development_mode(level: str) -> None:
+    plain = render("vllm_serve", PROCESS, gpus=1, extra_args=["--seed", "1"])
+    launch = render("vllm_serve", PROCESS, gpus=1, extra_args=["--seed", "1"], vllm_sleep=level)
+    folder = PurePosixPath("/var/cache/vllm-guard")
+    guard = Path(str(vllm_guard.__file__)).read_text(encoding="utf-8")
+    # Behind what is declared: the last middleware is the first that sees a request.
+    assert launch.argv == (*plain.argv, *GUARDED)
+    assert launch.env == {**plain.env, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(folder)}
+    assert launch.folders == (*plain.folders, folder)
+    assert (launch.files, plain.files) == ({folder / "roundhouse_route_guard.py": guard}, {})
+    assert not {*GUARDED, "VLLM_SERVER_DEV_MODE"} & {*plain.argv, *plain.env}
+
+
+def test_the_guard_s_folder_comes_before_a_declared_python_path() -> None:
+    fields: dict[str, Any] = {"gpus": 1, "env": {"PYTHONPATH": "/opt/own:/opt/more"}}
+    assert render("vllm_serve", PROCESS, **fields).env["PYTHONPATH"] == "/opt/own:/opt/more"
+    sleeps = render("vllm_serve", DOCKER, **fields, vllm_sleep="level1")
+    assert sleeps.env["PYTHONPATH"] == "/cache/vllm-guard:/opt/own:/opt/more"
+
+
+def test_a_vllm_sleeps_and_wakes_by_the_calls_of_its_level() -> None:
+    engine = ENGINES["vllm_serve"]
+    assert engine.describe_sleep(define("vllm_serve", gpus=1)) is None
+    first, second = (engine.describe_sleep(define("vllm_serve", gpus=1, vllm_sleep=f"level{each}")) for each in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert (first.sleep, first.wake, first.keeps_weights) == ((("/sleep?level=1", None),), (("/wake_up", None),), True)
+    assert (second.sleep, second.keeps_weights) == ((("/sleep?level=2", None),), False)
+    assert second.wake == (
+        ("/wake_up?tags=weights", None),
+        ("/collective_rpc", {"method": "reload_weights"}),
+        ("/wake_up?tags=kv_cache", None),
+    )
+    assert first.canary_body == second.canary_body
+    assert first.canary_body["temperature"] == 0
+    assert all(each.describe_sleep(define(name)) is None for name, each in ENGINES.items() if name != "vllm_serve")

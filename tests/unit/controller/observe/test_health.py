@@ -33,6 +33,7 @@ BUSY = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
 UNTOLD = ProbeOutcome(healthy=True, generated=True, busy_requests=0)
 MUTE = ProbeOutcome(healthy=False, error="health: refused")
 AWAY = ProbeOutcome(healthy=False, reached=False)
+ASLEEP = ProbeOutcome(healthy=True, asleep=True)
 
 
 def probe(*steps: tuple[ProbeOutcome, float], first: ProbeOutcome = WELL) -> ProbedHealth:
@@ -54,6 +55,12 @@ STEPS: dict[str, tuple[list[tuple[ProbeOutcome, float]], Health]] = {
     "idle": ([(WELL, minute * 60.0) for minute in range(1, 10)], Health.READY),
     "away": ([(AWAY, STALL_S - 1)], Health.FAILING),
     "away for long": ([(AWAY, STALL_S - 1), (AWAY, 10 * STALL_S)], Health.FAILING),
+    "asleep": ([(ASLEEP, 1.0)], Health.SLEEPING),
+    "asleep for long": ([(ASLEEP, minute * 60.0) for minute in range(1, 10)], Health.SLEEPING),
+    "awake again": ([(ASLEEP, 2 * STALL_S), (BUSY, 2 * STALL_S + 1)], Health.READY),
+    "silent after a long sleep": ([(ASLEEP, 2 * STALL_S), (MUTE, 3 * STALL_S - 1)], Health.FAILING),
+    "silent for long after a sleep": ([(ASLEEP, 2 * STALL_S), (MUTE, 3 * STALL_S)], Health.STALLED),
+    "dead and asleep": ([(replace(ASLEEP, dead=True), 1.0)], Health.DEAD),
     "dead by its own word": ([(ProbeOutcome(healthy=False, dead=True), 1.0)], Health.DEAD),
 }
 
@@ -78,6 +85,14 @@ def test_a_clock_that_is_set_makes_no_engine_stalled_and_hides_none() -> None:
     ahead = apply_outcome(probed, BUSY, 40 * 86_400, uptime=5)
     assert ahead.health is Health.READY
     assert apply_outcome(ahead, BUSY, -3600, uptime=STALL_S).health is Health.STALLED
+
+
+def test_an_engine_found_asleep_was_not_ready_for_this_controller_and_keeps_its_canary() -> None:
+    found = probe(first=ASLEEP)
+    assert (found.health, found.ready_since, found.canary, found.idle) == (Health.SLEEPING, None, None, None)
+    loaded = probe((ASLEEP, 1.0), (WELL, 2.0), first=replace(WELL, canary="2, 3"))
+    assert (loaded.health, loaded.ready_since, loaded.canary) == (Health.READY, 0.0, "2, 3")
+    assert probe((replace(WELL, canary="5"), 1.0), first=replace(WELL, canary="2, 3")).canary == "5"
 
 
 def test_how_long_it_is_idle_counts_from_when_its_probes_began() -> None:

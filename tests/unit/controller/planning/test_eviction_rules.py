@@ -111,7 +111,7 @@ def test_engines_with_gpus_of_their_own_make_room_in_main_memory_for_each_other(
 def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
     a, b = wanted(autoload("a", 800)), wanted(autoload("b", 800))
     start = PendingOp(OpKind.START, ReplicaId("a", 0, "new", 1), {HOST: 800}, NOW - 0.5)
-    created = engine("a", {HOST: 800}, ready_since=None, health=Health.STARTING)
+    created = engine("a", {HOST: 800}, ready_since=None, health=Health.STARTING, started_at=NOW - 5)
     traffic = {"a": WAITS, "b": ModelTraffic(1, 9_950.0)}
     for replicas in ([], [replace(created, phase=Phase.CREATED)], [created]):
         made = planned([a, b], replicas, pending={"a-0": start}, traffic=traffic)
@@ -627,3 +627,91 @@ def test_who_waits_for_a_wake_that_no_observation_has_seen_end_has_not_failed() 
         operation = PendingOp(OpKind.WAKE, woken.id, AWAKE, NOW - 1, NOW - 0.1)
         made = planned([a, b], [woken], gpus=(GPU,), pending={woken.name: operation}, traffic={"b": WAITS})
         assert told(made) == ["b: waiting for room: a is loaded first"]
+
+
+H, GPU_H = {"H": 900, HOST: 50}, Gpu("H", 1, "x", 1_000)
+
+
+def test_who_is_to_wake_where_another_leaves_waits_for_it_and_is_started_nowhere_else() -> None:
+    """On the other GPU there would be room at once, or it is busy for a moment."""
+    small = {"G": 400, HOST: 50}
+    b, d = wanted(on_gpu("b", 400)), rested(on_gpu("d", 900))
+    asleep, falls = sleeper("b", sleep=Sleep(DOZING, small, LONG_AGO)), sleeper("d", None)
+    going = PendingOp(OpKind.SLEEP, falls.id, AWAKE, NOW - 1)
+    room = {"gpus": (GPU, GPU_H), "traffic": {"b": WAITS}}
+    made = planned([b, d], [asleep, falls], pending={falls.name: going}, **room)
+    assert told(made) == ["b: waiting for room: d is ending"]
+    c = wanted(on_gpu("c", 300), since=LONG_AGO)
+    loads = engine("c", {"H": 300}, ready_since=None, health=Health.STARTING, started_at=NOW - 5)
+    made = planned([b, c, d], [asleep, loads, falls], pending={falls.name: going}, **room)
+    assert told(made) == ["b: waiting for room: needs 400 MiB; free: GPU 0 has 100 of 1000 MiB"]
+
+
+def test_idle_ones_that_can_sleep_make_room_for_a_wake_though_a_start_would_fit_elsewhere() -> None:
+    a, b = wanted(on_gpu("a", 900), since=LONG_AGO), wanted(on_gpu("b", 900))
+    room = {"gpus": (GPU, GPU_H), "traffic": {"a": IDLE, "b": WAITS}}
+    asleep = sleeper("b")
+    assert told(planned([a, b], [sleeper("a", None), asleep], **room)) == [
+        "drain a",
+        "b: waiting for room: a is ending",
+    ]
+    for stays in ({"sleep": None}, {"ready_since": NOW - 5, "started_at": NOW - 60}):
+        made = planned([a, b], [sleeper("a", None, **stays), asleep], **room)
+        assert told(made) == ["stop b", "start b"], "one that would end, or is young, stays"
+    busy = room | {"inflight": {"a-0": 1, "b-0": 0}}
+    assert told(planned([a, b], [sleeper("a", None), asleep], **busy)) == ["stop b", "start b"]
+
+
+def _settled(host_mib: int, *replicas: ObservedReplica, **fields: Any) -> EvictionDecision:
+    models = {each.id.model: rested(on_gpu(each.id.model, 900)) for each in replicas}
+    observed = ObservedState(NOW, replicas, host_mib=host_mib, **{"gpus": (GPU,)} | fields)
+    return decide_evictions(DesiredState(1, models), observed, ClaimLedger.of(observed), NOW)
+
+
+def test_where_main_memory_is_full_the_one_that_sleeps_longest_is_stopped() -> None:
+    old, middle, young = (sleeper(name, NOW - age) for name, age in (("a", 90), ("b", 60), ("c", 30)))
+    assert _settled(900, young, old, middle).sleeping == {"a-0", "b-0", "c-0"}
+    assert _settled(899, young, old, middle).sleeping == {"b-0", "c-0"}
+    assert _settled(300, young, old, middle).sleeping == {"c-0"}
+    assert _settled(299, young, old, middle).sleeping == frozenset()
+    made = planned([rested(on_gpu(name, 900)) for name in "abc"], [young, old, middle], host_mib=899, gpus=(GPU,))
+    assert told(made) == ["stop a"]
+    assert [action.reason for action in made.actions] == ["its memory is needed while it sleeps"]
+
+
+def test_who_leaves_comes_before_those_that_sleep_and_an_unread_gpu_ends_nobody_s_sleep() -> None:
+    leaves, old = sleeper("a", None, draining=Draining(NOW - 1, True)), sleeper("b")
+    assert _settled(300, old, leaves).sleeping == {"a-0"}
+    slow = replace(leaves, draining=Draining(LONG_AGO, True))
+    assert _settled(350, slow).sleeping == {"a-0"}, "its own claims are not beside it"
+    assert _settled(10, old, gpus=None).sleeping == {"b-0"}
+    for gone in (replace(old, fault="no"), replace(old, id=replace(old.id, spec_hash="old"))):
+        assert _settled(900, gone).sleeping == frozenset()
+    stops = {"b-0": PendingOp(OpKind.STOP, old.id, DOZING, NOW - 1)}
+    assert _settled(900, old, pending=stops).sleeping == frozenset()
+
+
+def test_an_empty_one_sleeps_once_main_memory_holds_it_and_nobody_is_busy_on_its_gpu() -> None:
+    a = rested(on_gpu("a", 900))
+    leaves = sleeper("a", None, draining=Draining(NOW - 1, True))
+    made = planned([a], [leaves], gpus=(GPU,))
+    assert told(made) == ["sleep a"]
+    [action] = made.actions
+    assert getattr(action, "claims") == {"G": 900, HOST: 300}  # noqa: B009 - of one kind of action
+    c = wanted(on_gpu("c", 50), since=LONG_AGO)
+    loads = engine("c", {"G": 50}, ready_since=None, health=Health.STARTING, started_at=NOW - 5)
+    busy = planned([a, c], [leaves, loads], gpus=(GPU,))
+    assert told(busy) == ["a: it is put to sleep once c-0 is done on its GPU"]
+    d = rested(on_gpu("d", 20))
+    ends = engine("d", {HOST: 800}, draining=Draining(NOW - 1, False))
+    full = planned([a, d], [leaves, ends], gpus=(GPU,), inflight={"a-0": 0, "d-0": 1})
+    assert told(full) == ["a: its sleep waits for room: needs 250 MiB of main memory; free: 150 of 1000 MiB"]
+
+
+def test_what_counts_as_a_load_of_one_that_was_woken_is_its_wake() -> None:
+    model = wanted(on_gpu("a", 900))
+    woken = sleeper("a", None, sleep=Sleep(DOZING, AWAKE, None, woken_at=NOW - 20, wake_s=0.5))
+    loaded, awake = (candidate_of(model, [each], ObservedState(NOW), NOW, ()) for each in (sleeper("a", None), woken))
+    assert loaded is not None
+    assert awake is not None
+    assert (loaded.stays_until, awake.stays_until) == (1_010.0, NOW - 19.5)

@@ -15,8 +15,10 @@ from controller.planning.placement import (
     Placement,
     explain_leaving,
     explain_never_fits,
+    find_shortage,
     holders_of,
     place_replica,
+    place_sleeper,
     requirement_of,
 )
 from controller.state import (
@@ -32,6 +34,7 @@ from controller.state import (
     Phase,
     ReplicaId,
     Requirement,
+    Sleep,
     Statement,
     UnreadGpu,
 )
@@ -536,3 +539,70 @@ def test_what_never_has_room_here_is_said_whatever_runs(
     runs = replica("a", {"A": 1000, HOST: 900})
     observed = seen(*full, replicas=(runs,), **{"host_mib": 900, **host}) if "gpus" not in host else seen(**host)
     assert explain_never_fits(replace(ONE, **want), observed) == reason
+
+
+# Waking
+
+AWAKE, ASLEEP = {"A": 600, HOST: 50}, {"A": 20, HOST: 300}
+SLEEPER = replica("s", ASLEEP, sleep=Sleep(ASLEEP, AWAKE, since=5.0))
+
+
+def wake(observed: ObservedState, **ledger: Any) -> Placement | NoRoom:
+    """Where `SLEEPER` is placed, whose claims are in the ledger, beside these others."""
+    known = ClaimLedger.of(replace(observed, replicas=(SLEEPER, *observed.replicas)))
+    for name, value in ledger.items():
+        setattr(known, name, value)
+    return place_sleeper(SLEEPER, observed, known)
+
+
+def test_a_sleeper_is_placed_where_its_claims_awake_have_room_in_the_place_of_those_asleep() -> None:
+    assert wake(seen(A, host_mib=50)) == Placement(AWAKE, SLEEPER)
+    assert wake(seen(A, host_mib=49)) == NoRoom("needs 50 MiB of main memory; free: 49 of 49 MiB")
+    beside = replica("b", {"A": 400})
+    assert wake(seen(A, replicas=(beside,))) == Placement(AWAKE, SLEEPER)
+    beside = replica("b", {"A": 401})
+    assert wake(seen(A, replicas=(beside,))) == NoRoom("needs 600 MiB; free: GPU 0 has 599 of 1000 MiB")
+
+
+def test_a_sleeper_waits_for_a_gpu_that_is_busy_or_not_read_or_not_released() -> None:
+    assert wake(seen(A), busy_replicas={"A": "x"}) == NoRoom("its GPU is busy with x", waiting=True)
+    assert wake(seen(A), busy_replicas={"B": "x"}) == Placement(AWAKE, SLEEPER)
+    assert wake(seen(A), busy_replicas={"A": "x"}, waits_for_busy=False) == Placement(AWAKE, SLEEPER)
+    unread = "a GPU on which it sleeps cannot be read"
+    assert wake(seen(A, gpus=None)) == NoRoom(unread, waiting=True)
+    assert wake(seen(B)) == NoRoom(unread), "it is gone, and others are read"
+    held = replace(A, used_mib=700)
+    shortage = "needs 600 MiB; free: GPU 0 has 320 of 1000 MiB"
+    # Of what is in use, 20 MiB count as its own, or all where the driver does not tell whose they are.
+    held = replace(held, processes=(GpuProcess(1, 20, "vllm", "s"), GpuProcess(2, 680, "vllm", "gone")))
+    for left_s, waits in ((RELEASE_S - 1, True), (RELEASE_S, False)):
+        found = refused(wake(seen(held, left_at={"A": NOW - left_s})))
+        assert (found, found.is_releasing) == (NoRoom(shortage, waiting=waits), waits)
+
+
+def test_on_a_gpu_that_shares_main_memory_both_claims_need_room_together() -> None:
+    shared = frozenset({"A"})
+    assert find_shortage(AWAKE, seen(A), ClaimLedger(unified_gpus=shared)) is None
+    full = ClaimLedger({HOST: 351}, unified_gpus=shared)
+    assert find_shortage(AWAKE, seen(A), full) == "needs 650 MiB; free: GPU 0 has 649 of 1000 MiB"
+    assert find_shortage(AWAKE, seen(A), ClaimLedger({HOST: 351})) is None
+    assert find_shortage({HOST: 5}, seen(gpus=None, host_mib=5), ClaimLedger()) is None
+
+
+def test_a_wake_is_booked_in_the_place_of_the_sleep_and_keeps_its_gpu_busy() -> None:
+    ledger = ClaimLedger.of(seen(A, replicas=(SLEEPER,)))
+    assert (ledger.claimed_mib, ledger.sleepers, ledger.busy_replicas) == (ASLEEP, {"s": SLEEPER}, {})
+    for _ in range(2):
+        ledger.book_wake(SLEEPER, AWAKE)
+        assert (ledger.sleepers, ledger.busy_replicas) == ({}, {"A": "s"})
+    assert ledger.claimed_mib == {"A": 1_200, HOST: 100}, "one that is no sleeper any more gives nothing back"
+
+
+@pytest.mark.parametrize("kind", [OpKind.SLEEP, OpKind.WAKE])
+def test_while_it_falls_asleep_or_wakes_its_operation_s_claims_are_booked_and_given_back(kind: OpKind) -> None:
+    changing = {"A": 600, HOST: 300}
+    observed = seen(A, replicas=(SLEEPER,), pending={"s": PendingOp(kind, SLEEPER.id, changing)})
+    ledger = ClaimLedger.of(observed)
+    assert (ledger.claimed_mib, ledger.sleepers, ledger.busy_replicas) == (changing, {}, {"A": "s"})
+    without = ledger.copy_without_replicas([SLEEPER], observed)
+    assert (without.claimed_mib, without.released_mib) == ({"A": 0, HOST: 0}, changing)

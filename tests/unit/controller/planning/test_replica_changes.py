@@ -22,6 +22,7 @@ from controller.state import (
     PendingOp,
     Phase,
     ReplicaId,
+    Sleep,
     Statement,
 )
 
@@ -132,3 +133,55 @@ def test_of_two_replicas_at_one_index_the_one_that_serves_is_kept(spec: str) -> 
     buckets = classify_replicas(WANT, [starting, ready], [], NOW)
     kept = Buckets(current={0: ready}) if spec == "new" else Buckets(outdated={0: ready})
     assert buckets == replace(kept, surplus=[starting])
+
+
+# Sleep
+
+
+def asleep(name: str = "m-0", **fields: Any) -> ObservedReplica:
+    return replica(name, health=Health.SLEEPING, ready_since=1.0, sleep=Sleep({}, CLAIMS, since=900.0), **fields)
+
+
+REST = wanted(replicas=0, demand_replicas=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [(wanted(), "asleep"), (REST, "asleep"), (wanted(replicas=0), "surplus"), (wanted("n"), "surplus"),
+     (wanted(runs=False), "surplus"), (replace(REST, spec_hash="new"), "surplus")],
+)  # fmt: skip
+def test_who_sleeps_stays_while_its_model_is_wanted_or_rests_as_declared(model: DesiredModel, found: str) -> None:
+    sleeps = asleep()
+    buckets = classify_replicas(model if model.name == "m" else None, [sleeps], [], NOW, {})
+    expected = Buckets(asleep={0: sleeps}) if found == "asleep" else Buckets(surplus=[sleeps])
+    assert buckets == expected
+
+
+def test_of_two_at_one_index_the_one_that_sleeps_goes() -> None:
+    sleeps, other = asleep(), asleep("m-1")
+    serves = replica(name="m-0", health=Health.READY, ready_since=1.0, started_at=1.0)
+    serves = replace(serves, name="second")
+    assert classify_replicas(wanted(), [sleeps, serves], [], NOW, {}) == Buckets(current={0: serves}, surplus=[sleeps])
+    old = replace(serves, id=replace(serves.id, spec_hash="old"))
+    assert classify_replicas(wanted(), [sleeps, old], [], NOW, {}) == Buckets(outdated={0: old}, surplus=[sleeps])
+    begun = PendingOp(OpKind.START, serves.id, CLAIMS, 900.0)
+    starts = classify_replicas(wanted(), [sleeps], [("third", begun)], NOW, {})
+    assert (starts.current, starts.asleep, starts.surplus) == ({0: None}, {}, [sleeps])
+    twin = replace(sleeps, name="second")
+    assert classify_replicas(wanted(), [sleeps, twin], [], NOW, {}) == Buckets(asleep={0: sleeps}, surplus=[twin])
+    faulty = replace(other, fault="it could not be woken")
+    assert classify_replicas(wanted(), [faulty], [], NOW, {}).broken == [(faulty, "it could not be woken")]
+
+
+def test_who_sleeps_is_missing_and_leaves_for_nobody_until_it_wakes() -> None:
+    for model in (wanted(), REST):
+        assert leaving_replicas(desire(model), seen(asleep())) == []
+    assert missing_replicas(desire(wanted()), seen(asleep())) == {"m": (0,)}
+    assert missing_replicas(desire(wanted()), seen(asleep(), m_0=operation(OpKind.WAKE))) == {}
+    assert missing_replicas(desire(wanted()), seen(replica(), m_0=operation(OpKind.SLEEP))) == {"m": (0,)}
+    assert coming_replicas(desire(wanted()), seen(asleep()), {}) == {}
+    woken = PendingOp(OpKind.WAKE, asleep().id, {HOST: 9}, 900.0)
+    assert coming_replicas(desire(wanted()), seen(asleep(), m_0=woken), {}) == {"m": [{HOST: 9}]}
+    falls = seen(replica(), m_0=operation(OpKind.SLEEP))
+    assert leaving_replicas(desire(wanted()), falls) == [(falls.replicas[0], 900.0)]
+    assert coming_replicas(desire(wanted()), falls, {}) == {}

@@ -17,12 +17,27 @@ from controller.engines.stub import StubDefinition
 from controller.executor import Executor, ExecutorOptions, OperationState
 from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, RemoteHealth
+from controller.observe.health import ProbedHealth
 from controller.observe.prober import Prober
 from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
 from controller.reconciler import RETRY_S, Reconciler, RoundSources
 from controller.runtimes.base import StartError, StartRequest
-from controller.state import HOST, AttemptNumbers, DesiredModel, DesiredState, Gpu, HeldMemory, IdleSpan, Statement
+from controller.state import (
+    HOST,
+    AttemptNumbers,
+    DesiredModel,
+    DesiredState,
+    Gpu,
+    GpuProcess,
+    Health,
+    HeldMemory,
+    IdleSpan,
+    ObservedReplica,
+    Statement,
+)
+from controller.state_dir import SleepRecord
 from tests.fakes.fake_runtime import FakeDownloader, FakeProber, FakeRuntime, FakeSleeper
+from tests.support.definitions import define
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
 
@@ -417,3 +432,118 @@ async def test_an_engine_is_asked_at_once_when_no_table_routes_to_it_any_more(
     bench.want(replicas=0)
     await bench.round()
     assert prober.requested_probes == [name]
+
+
+# Sleep
+
+SLEEPS = replace(
+    MODEL,
+    definition=define("vllm_serve", gpus=1, vllm_sleep="level1"),
+    backend="vllm_serve",
+    gpu_count=1,
+    vram_mib=4_000,
+    memory_mib=50,
+    autoload=True,
+    demand_replicas=1,
+    idle_ttl_s=None,
+)
+ASLEEP = {"GPU-a": 800, HOST: 4_050}
+AWAKE = {"GPU-a": 4_000, HOST: 4_050}
+
+
+class SleepProber(FakeProber):
+    """Tells of all replicas the same."""
+
+    told = ProbedHealth()
+
+    def get_health(self, name: str) -> ProbedHealth:
+        return self.told
+
+
+@dataclass
+class Sleeping:
+    """One replica of `SLEEPS`, whose model is `replicas` times wanted, and what its probes tell."""
+
+    bench: Bench
+    name: str
+    prober: SleepProber
+
+    async def look(self, told: ProbedHealth | None = None, held_mib: int = 4_000, replicas: int = 1) -> ObservedReplica:
+        """The replica, as a round sees it that acts on nothing."""
+        self.prober.told = told or self.prober.told
+        gpu = Gpu("GPU-a", 0, "fake", 10_000, held_mib, processes=(GpuProcess(1, held_mib, "vllm", self.name),))
+        self.bench.runtime.found_gpus = (gpu,)
+        model = replace(SLEEPS, replicas=replicas)
+        self.bench.desired.value = DesiredState(1, {"m": model}, paused=True)
+        [seen] = (await self.bench.round()).observed.replicas
+        return seen
+
+    @property
+    def records(self) -> dict[str, SleepRecord]:
+        return self.bench.reconciler._memory.sleepers
+
+
+@pytest.fixture
+async def sleeping(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Sleeping:
+    prober = SleepProber()
+    monkeypatch.setattr(bench.reconciler, "_prober", prober)
+    bench.runtime.found_gpus = (Gpu("GPU-a", 0, "fake", 10_000),)
+    bench.desired.value = DesiredState(1, {"m": SLEEPS})
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], base_url="http://engine")
+    return Sleeping(bench, name, prober)
+
+
+def _found(health: Health, probed_at: float, canary: str | None = None) -> ProbedHealth:
+    return ProbedHealth(health=health, ready_since=1_000.0, probed_at=probed_at, canary=canary)
+
+
+async def test_what_a_replica_answered_when_it_was_ready_is_kept_and_it_may_sleep_from_then_on(
+    sleeping: Sleeping,
+) -> None:
+    assert (await sleeping.look()).sleep is None, "nobody knows how it answers"
+    seen = await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))
+    assert sleeping.records == {sleeping.name: SleepRecord(canary="2, 3")}
+    assert seen.sleep is not None
+    assert (seen.claims, seen.is_asleep) == ({"GPU-a": 4_000, HOST: 50}, False)
+    assert seen.sleep.asleep_claims == {"GPU-a": 1_024, HOST: 4_050}
+    await sleeping.look(_found(Health.READY, 1_002.0, "other"))
+    assert sleeping.records == {sleeping.name: SleepRecord(canary="2, 3")}, "the first answer counts"
+
+
+async def test_one_that_sleeps_claims_what_it_holds_and_its_next_sleep_is_expected_to(sleeping: Sleeping) -> None:
+    await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))
+    sleeping.bench.reconciler._memory.note_asleep(sleeping.name, (), 1_005.0)
+    seen = await sleeping.look(_found(Health.READY, 1_004.0), 800)  # as no probe has seen it yet
+    assert (seen.health, seen.claims, seen.fault) == (Health.SLEEPING, ASLEEP, None)
+    assert seen.sleep is not None
+    assert (seen.sleep.since, seen.sleep.awake_claims) == (1_005.0, AWAKE)
+    sleeping.bench.reconciler._memory.note_awake(sleeping.name, 1_010.0, 1_011.0)
+    seen = await sleeping.look(_found(Health.SLEEPING, 1_010.5))  # a probe of before its wake
+    assert (seen.health, seen.is_asleep) == (Health.READY, False)
+    assert seen.claims == AWAKE, "the main memory in which its weights lay stays its own"
+    assert seen.sleep is not None
+    assert (seen.sleep.asleep_claims, seen.sleep.wake_s) == (ASLEEP, 1.0)
+    seen = await sleeping.look(_found(Health.SLEEPING, 1_011.5), 800)
+    assert seen.sleep is not None
+    assert (seen.health, seen.sleep.since) == (Health.SLEEPING, 1_011.5), "somebody else put it to sleep since"
+
+
+async def test_a_new_controller_finds_a_sleeper_by_its_record_and_without_one_it_is_of_no_use(
+    sleeping: Sleeping,
+) -> None:
+    asleep = ProbedHealth(health=Health.SLEEPING, probed_at=1_020.0)
+    sleeping.records[sleeping.name] = SleepRecord(canary="2, 3", since=1_005.0, woken_at=900.0, wake_s=0.5)
+    seen = await sleeping.look(asleep, 800, replicas=0)
+    assert seen.sleep is not None
+    assert (seen.sleep.since, seen.sleep.wake_s, seen.claims, seen.fault) == (1_005.0, 0.5, ASLEEP, None)
+    sleeping.records.clear()
+    seen = await sleeping.look(asleep, 800, replicas=0)
+    assert seen.is_asleep
+    assert seen.fault == "it sleeps, and what it answered before is not known"
+
+
+async def test_a_fault_of_its_sleep_is_seen_until_the_replica_is_gone(sleeping: Sleeping) -> None:
+    sleeping.bench.reconciler._memory.faults[sleeping.name] = "it could not be woken: no"
+    assert (await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))).fault == "it could not be woken: no"

@@ -36,6 +36,7 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Requirement,
+    Sleep,
     StartFailure,
     Statement,
 )
@@ -103,6 +104,33 @@ def test_unloading_until_the_last_engine_is_gone() -> None:
     unloaded = replace(MODEL, replicas=0)
     assert _status(_seen(_replica(0, draining=Draining(NOW, False))), unloaded).state is ModelState.UNLOADING
     assert _status(_seen(), unloaded).state is ModelState.UNLOADED
+
+
+def test_a_model_sleeps_once_nothing_of_it_is_awake_or_changing() -> None:
+    rest = replace(MODEL, replicas=0, demand_replicas=2)
+    asleep = [
+        _replica(index, Health.SLEEPING, sleep=Sleep({}, {}, since=NOW - 9, wake_s=0.5 + index)) for index in (0, 1)
+    ]
+    awake = _replica(2, sleep=Sleep({}, {}))
+    status = _status(_seen(*asleep), rest)
+    assert (status.state, status.wake_s) == (ModelState.SLEEPING, 1.5)
+    assert [each.phase for each in status.replicas] == ["sleeping", "sleeping"]
+    assert _status(_seen(*asleep, awake), rest).state is ModelState.UNLOADING
+    for kind in (OpKind.SLEEP, OpKind.WAKE, OpKind.STOP):
+        pending = {asleep[0].name: PendingOp(kind, asleep[0].id)}
+        assert _status(_seen(*asleep, pending=pending), rest).state is ModelState.UNLOADING, kind
+    assert _status(_seen(replace(asleep[0], fault="no"), asleep[1]), rest).state is ModelState.SLEEPING
+    assert _status(_seen(replace(asleep[0], fault="no")), rest).state is ModelState.UNLOADED
+    assert _status(_seen(awake), rest).wake_s is None
+
+
+def test_a_wake_is_a_load() -> None:
+    asleep = _replica(0, Health.SLEEPING, sleep=Sleep({}, {}, since=NOW - 9))
+    pending = {asleep.name: PendingOp(OpKind.WAKE, asleep.id)}
+    failures = {asleep.id.key: Failure(1, NOW - 9, "boom", NOW + 5)}
+    wanted = replace(MODEL, replicas=1)
+    assert _status(_seen(asleep, pending=pending, failures=failures), wanted).state is ModelState.LOADING
+    assert _status(_seen(asleep, failures=failures), wanted).state is ModelState.FAILED
 
 
 def test_a_failed_replacement_leaves_the_model_loaded_and_shows_the_error() -> None:
@@ -267,6 +295,24 @@ def test_every_step_is_legal_and_the_truth_is_reached(published: ModelState, tru
         assert after is true or after in (ModelState.LOADING, ModelState.UNLOADING), "that would be a lie"
         state, steps = after, steps + 1
         assert steps < len(ModelState), "goes in a circle"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("unloading", "sleeping"),
+        ("sleeping", "loading"),
+        ("sleeping", "unloading"),
+        ("sleeping", "unloaded"),
+    ],
+)
+def test_the_steps_of_a_sleep_are_one_step(before: str, after: str) -> None:
+    assert next_state(ModelState(before), ModelState(after)) is ModelState(after)
+
+
+def test_what_sleeps_is_loaded_before_it_serves_and_unloads_before_it_sleeps() -> None:
+    assert next_state(ModelState.SLEEPING, ModelState.LOADED) is ModelState.LOADING
+    assert next_state(ModelState.LOADED, ModelState.SLEEPING) is ModelState.UNLOADING
 
 
 def test_what_is_loaded_never_seems_unloaded_without_an_unload() -> None:

@@ -194,6 +194,20 @@ def test_the_cache_s_archive_holds_the_user_s_folder_and_the_engine_s(wanted: li
     assert folders == [(name, True, 0o700, 1000, 1001) for name in ("1000", *(f"1000/{each}" for each in below))]
 
 
+def test_the_cache_s_archive_holds_the_engine_s_files_for_its_user_alone() -> None:
+    folder = PurePosixPath("/cache/1000/guard")
+    archive = cache_folder_archive(1000, 1001, [folder], {folder / "a.py": "é = 1\n"})
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        assert [each.name for each in tar.getmembers()] == ["1000", "1000/guard", "1000/guard/a.py"]
+        file = tar.getmember("1000/guard/a.py")
+        assert (file.isfile(), file.mode, file.uid, file.gid) == (True, 0o400, 1000, 1001)
+        content = tar.extractfile(file)
+        assert content is not None
+        assert content.read().decode() == "é = 1\n"
+    with pytest.raises(ValueError, match="/etc/a"):
+        cache_folder_archive(1000, 1001, [], {PurePosixPath("/etc/a"): "x"})
+
+
 BY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
 
