@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import installed_engines
+from tests.support.campaign import campaign_name
 from tests.support.ci_cache import REPOSITORY
 from tests.support.networks import private_lan
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
+# pytest's own word. It takes minutes, for wheels and engines, and so it is left to `make campaign ARGS=gpu_bundle`.
+__test__ = campaign_name() == "gpu_bundle"
 
 PART_MIB = 30
 STEPS = ("host.system", "llama.grows", "kill.streams", "speed.llama")
