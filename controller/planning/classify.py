@@ -78,7 +78,7 @@ def classify_replicas(
             _sort_alive(model, replica, buckets)
     for operation in operations.values():
         _sort_busy(model, operation, None, buckets)
-    for index in buckets.asleep.keys() & (buckets.current.keys() | buckets.outdated.keys()):
+    for index in [each for each in buckets.asleep if each in buckets.current or each in buckets.outdated]:
         buckets.surplus.append(buckets.asleep.pop(index))
     return buckets
 
