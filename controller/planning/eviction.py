@@ -33,6 +33,7 @@ from controller.planning.eviction_candidates import (
     pending_models,
 )
 from controller.planning.placement import (
+    RELEASE_S,
     ClaimLedger,
     NoRoom,
     Placement,
@@ -43,6 +44,8 @@ from controller.planning.placement import (
 )
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
+    ASLEEP_MIB,
+    HOST,
     DesiredModel,
     DesiredState,
     ObservedReplica,
@@ -50,6 +53,7 @@ from controller.state import (
     OpKind,
     Phase,
     ReplicaKey,
+    Sleep,
     Statement,
 )
 
@@ -304,7 +308,7 @@ class RoomAllocator:
         sleeping = set()
         for replica in sorted(resting, key=lambda each: (-_asleep_since(each, self.now), each.name)):
             assert replica.sleep is not None, "only those that can sleep are given"
-            claims, is_slow = replica.sleep.asleep_claims, replica in self.slowly_leaving
+            claims, is_slow = _claims_at_rest(replica.sleep, self.now), replica in self.slowly_leaving
             beside = self._ledger_without_replicas([replica]) if is_slow else self.future_ledger
             if self.observed.gpus is None or find_shortage(claims, self.observed, beside) is None:
                 sleeping.add(replica.name)
@@ -493,6 +497,13 @@ def _book_placement(ledger: ClaimLedger, placement: Placement, model: DesiredMod
     else:
         ledger.add_claims(placement.claims, model=model.name)
     ledger.busy_replicas = busy_replicas
+
+
+def _claims_at_rest(sleep: Sleep, now: float) -> Mapping[str, int]:
+    """Return what a sleeper claims, or will once the driver counts as free what it let go less than 60 s ago."""
+    if sleep.since is None or now - sleep.since >= RELEASE_S:
+        return sleep.asleep_claims
+    return {key: mib if key == HOST else min(mib, ASLEEP_MIB) for key, mib in sleep.asleep_claims.items()}
 
 
 def _asleep_since(replica: ObservedReplica, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Putting an engine to sleep and waking it, over a wire: in which order it is called, and what is said when it fails."""
+"""Putting an engine to sleep and waking it, over a wire: the order of the calls, and what is said of a failure."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ async def test_a_call_that_fails_is_the_last_one_and_its_answer_is_told() -> Non
         assert engine.seen == ASLEEP[:2]
         engine.seen.clear()
         engine.answers = {"/collective_rpc": web.Response(status=404, text="no such route")}
-        with pytest.raises(SleepError, match="^/collective_rpc: HTTP 404: no such route$"):
+        with pytest.raises(SleepError, match=r"^/collective_rpc: HTTP 404: no such route$"):
             await sleeper.wake_engine(target)
         assert engine.seen == WOKEN[:2]
         engine.answers = {"/v1/completions": web.Response(status=401, text="Unauthorized")}
-        with pytest.raises(SleepError, match="^/v1/completions: HTTP 401: Unauthorized$"):
+        with pytest.raises(SleepError, match=r"^/v1/completions: HTTP 401: Unauthorized$"):
             await sleeper.wake_engine(target)
 
 

@@ -715,3 +715,14 @@ def test_what_counts_as_a_load_of_one_that_was_woken_is_its_wake() -> None:
     assert loaded is not None
     assert awake is not None
     assert (loaded.stays_until, awake.stays_until) == (1_010.0, NOW - 19.5)
+
+
+@pytest.mark.parametrize(("age_s", "done"), [(1.0, ["b: waiting for room: a is ending"]), (60.0, ["stop a"])])
+def test_one_that_fell_asleep_is_not_stopped_while_the_driver_may_still_count_its_memory(
+    age_s: float, done: list[str]
+) -> None:
+    large, held = Gpu("G", 0, "x", 100_000, 90_000), {"G": 90_000, HOST: 300}
+    a, b = rested(on_gpu("a", 90_000)), wanted(on_gpu("b", 90_000))
+    asleep = sleeper("a", sleep=Sleep(held, held, NOW - age_s))
+    made = planned([a, b], [replace(asleep, claims=held)], gpus=(large,), traffic={"b": WAITS})
+    assert told(made)[: len(done)] == done
