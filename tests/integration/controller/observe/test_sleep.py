@@ -113,7 +113,7 @@ async def test_an_engine_that_breaks_off_or_is_not_there_is_named_with_the_call(
         with pytest.raises(SleepError, match=r"^/wake_up\?tags=weights: "):
             await sleeper.wake_engine(target)
         gone = SleepTarget(f"http://127.0.0.1:{free_port()}", CALLS)
-        with pytest.raises(SleepError, match="^/pause: Cannot connect to host"):
+        with pytest.raises(SleepError, match=r"^/pause: Cannot connect to host"):
             await sleeper.put_to_sleep(gone)
 
 
@@ -122,7 +122,7 @@ async def test_an_engine_that_does_not_say_that_it_sleeps_does_not(state: str) -
     engine = Engine()
     engine.says["/is_sleeping"] = state
     async with sleeping(engine) as (sleeper, target):
-        with pytest.raises(SleepError, match="^it took the call and is awake$"):
+        with pytest.raises(SleepError, match=r"^it took the call and is awake$"):
             await sleeper.put_to_sleep(target)
 
 
@@ -130,7 +130,7 @@ async def test_a_canary_without_text_is_no_wake() -> None:
     engine = Engine()
     engine.says["/v1/completions"] = '{"choices": [{"text": ""}]}'
     async with sleeping(engine) as (sleeper, target):
-        with pytest.raises(SleepError, match="^its answer to the canary has no text$"):
+        with pytest.raises(SleepError, match=r"^its answer to the canary has no text$"):
             await sleeper.wake_engine(target)
 
 
