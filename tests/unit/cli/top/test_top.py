@@ -224,7 +224,7 @@ async def test_on_a_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(api: Fa
         # An interval that no test would wait for: the key is not looked at between two looks alone.
         program = await started(api, "top", "--interval", "3600", *NO_GATEWAY, stdin=terminal.end, stdout=terminal.end)
         await until("a table", lambda: "IN FLIGHT" in terminal.text)
-        assert "q quits" in terminal.text
+        await until("its foot", lambda: "q quits" in terminal.text)
         terminal.type_text("xq")
         async with asyncio.timeout(60):
             _, err = await program.communicate()

@@ -101,7 +101,7 @@ async def test_without_a_key_of_its_own_nobody_gets_in(monkeypatch: pytest.Monke
 
 async def test_websockets_need_the_key_and_the_server_s_own_start_and_end_do_not() -> None:
     for path in ("/v1/realtime", "/health"):
-        socket = {"type": "websocket", "path": path, "headers": []}
+        socket: dict[str, Any] = {"type": "websocket", "path": path, "headers": []}
         assert await _answers(socket) == [{"type": "websocket.close", "code": 1008}]
         assert await _answers(socket | {"headers": [RIGHT]}) == ENTERED
     assert await _answers({"type": "lifespan"}) == ENTERED

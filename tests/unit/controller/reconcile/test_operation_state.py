@@ -99,11 +99,11 @@ def test_who_falls_asleep_or_wakes_no_longer_drains_and_keeps_its_canary() -> No
     memory.drains = {name: DrainState(5.0) for name in ("m-0", "m-1")}
     memory.note_asleep("m-0", {"G": 10, HOST: 5}, 10.0)
     assert memory.sleepers == {"m-0": SleepRecord(canary="2, 3", since=10.0, woken_at=5.0, wake_s=2.0)}
-    assert (memory.left_at, memory.drains.keys()) == ({"G": 10.0}, {"m-1"})
+    assert (memory.left_at, set(memory.drains)) == ({"G": 10.0}, {"m-1"})
     memory.drains["m-0"] = DrainState(5.0)
     memory.note_awake("m-0", 20.0, 20.5)
     assert memory.sleepers == {"m-0": SleepRecord(canary="2, 3", woken_at=20.5, wake_s=0.5)}
-    assert (memory.left_at, memory.drains.keys()) == ({"G": 10.0}, {"m-1"})
+    assert (memory.left_at, set(memory.drains)) == ({"G": 10.0}, {"m-1"})
     memory.note_awake("m-0", 30.0, 29.0)
     assert memory.sleepers["m-0"].wake_s == 0.0, "the clock was set back"
 
