@@ -199,16 +199,12 @@ class TransitionGoal:
     state: ModelState
     restart: bool = False
     """Whether every replica must also run with the values of the load."""
-    may_sleep: bool = False
-    """Whether a model whose engine sleeps counts as unloaded."""
 
     def judge_row(self, row: AdminModel) -> ExitCode:
         """Return how far the transition is by the model's row: DONE, FAILED or PENDING.
 
         FAILED: a load failed, or with `restart` the new values cannot be applied. An unload is never FAILED.
         """
-        if self.may_sleep and row.runtime_state is ModelState.SLEEPING:
-            return ExitCode.DONE
         if row.runtime_state is not self.state:
             is_failed = self.state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
             return ExitCode.FAILED if is_failed else ExitCode.PENDING
@@ -318,7 +314,7 @@ class AdminClient:
         `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once. With
         `hold`, requests do not load an autoload model again. Errors: see AdminClient.
         """
-        goal = TransitionGoal(ModelState.UNLOADED, may_sleep=not hold)
+        goal = TransitionGoal(ModelState.UNLOADED)
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:

@@ -232,10 +232,11 @@ async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Tran
 
     async with AdminClient(url) as client:
         request = client.unload_model(name, hold=hold, wait_s=wait_s)
-        if wait_s is None:
-            return await request
-        goal = TransitionGoal(ModelState.UNLOADED, may_sleep=not hold)
-        return await wait_for_transition(client, name, request, goal, wait_s)
+        return await (
+            request
+            if wait_s is None
+            else wait_for_transition(client, name, request, TransitionGoal(ModelState.UNLOADED), wait_s)
+        )
 
 
 def _print_unload(transition: Transition) -> None:

@@ -155,7 +155,8 @@ class OperationState:
     sleepers: dict[str, SleepRecord] = field(default_factory=dict)
     """Replicas that can sleep, by name, also of earlier controllers."""
     asleep_mib: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(Model, spec hash) to the most MiB of one GPU that a sleeping replica of it was seen to hold."""
+    """(Model, spec hash) to the MiB that a replica of it held of one GPU, the fullest, when one was last seen
+    asleep."""
     faults: dict[str, str] = field(default_factory=dict)
     """Replica name to why its sleep or wake failed, so that it must be stopped."""
     counted_failures: set[str] = field(default_factory=set)
@@ -391,6 +392,7 @@ class Executor:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
+        self._sleeps: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, asyncio.Task[None]] = {}
         self._issued_counts: Counter[str] = Counter()
 
@@ -446,9 +448,10 @@ class Executor:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Cancel all image pulls, and stop waiting for downloads, which go on in `transfers`. Returns at once. Call it
-        when the controller ends, then `wait_until_idle`. What is cancelled stays recorded as under way."""
-        for task in (*self._pulls, *self._downloads.values()):
+        """Cancel all image pulls, and stop waiting for downloads, which go on in `transfers`, and for sleeps and wakes.
+        Returns at once. Call it when the controller ends, then `wait_until_idle`. What is cancelled stays recorded as
+        under way; of a sleep or wake, the next controller's probes tell how it ended."""
+        for task in (*self._pulls, *self._sleeps, *self._downloads.values()):
             task.cancel()
 
     def cancel_unused_downloads(self, desired: DesiredState) -> None:
@@ -630,32 +633,38 @@ class Executor:
         self._spawn(work())
 
     def _put_to_sleep(self, action: PutToSleep, desired: DesiredState, replica: ObservedReplica) -> None:
-        target = self._sleep_target(desired.models[action.model], replica)
+        model = desired.models[action.model]
         self._memory.begin_operation(action.name, PendingOp(OpKind.SLEEP, action.id, action.claims, self._clock()))
 
         async def work() -> None:
-            await self._sleeper.put_to_sleep(target)
+            await self._sleeper.put_to_sleep(self._sleep_target(model, replica))
             self._memory.note_asleep(action.name, replica.claims, self._clock())
 
-        self._spawn(self._change_sleep(action, work(), "it could not be put to sleep"))
+        self._spawn_sleep(self._change_sleep(action, work(), "it could not be put to sleep"))
 
     def _wake_replica(self, action: Wake, desired: DesiredState, replica: ObservedReplica) -> None:
-        target, began_at = self._sleep_target(desired.models[action.model], replica), self._clock()
+        model, began_at = desired.models[action.model], self._clock()
         self._memory.begin_operation(action.name, PendingOp(OpKind.WAKE, action.id, action.claims, began_at))
 
         async def work() -> None:
-            canary = await self._sleeper.wake_engine(target)
+            canary = await self._sleeper.wake_engine(self._sleep_target(model, replica))
             if canary != self._memory.sleepers[action.name].canary:
                 raise SleepError("it answers the canary otherwise than when it was loaded")
             self._memory.note_awake(action.name, began_at, self._clock())
             log.info("%s is awake after %.2f s", action.name, self._memory.sleepers[action.name].wake_s)
 
-        self._spawn(self._change_sleep(action, work(), "it could not be woken"))
+        self._spawn_sleep(self._change_sleep(action, work(), "it could not be woken"))
+
+    def _spawn_sleep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._spawn(work)
+        self._sleeps.add(task)
+        task.add_done_callback(self._sleeps.discard)
 
     def _sleep_target(self, model: DesiredModel, replica: ObservedReplica) -> SleepTarget:
         calls = REPLICA_ENGINES[model.backend].describe_sleep(model.definition)
         assert calls is not None, "only a replica that can sleep is asked to"
-        assert replica.base_url is not None, "it was ready, so that it has an address"
+        if replica.base_url is None:
+            raise SleepError("it has no address")
         return SleepTarget(replica.base_url, calls, self.replica_token(replica.name))
 
     async def _change_sleep(self, action: PutToSleep | Wake, work: Coroutine[Any, Any, None], failure: str) -> None:

@@ -474,6 +474,8 @@ class MemorySampler:
         held = HeldMemory(per_gpu_mib, host_mib)
         self._held[replica.name] = held.largest_of(self.get_held_memory(replica.name) or held)
         gpu_type = gpu_type_of(gpu.name for gpu in claimed_gpus)
+        if replica.sleep is not None and replica.sleep.woken_at is not None:
+            host_mib = None  # with the weights of its sleep, which a load does not take
         self._history.record_sample(model, replica.name, gpu_type, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=now)
         log.debug("%s holds %s MiB on each GPU and %s MiB of main memory", replica.name, per_gpu_mib, host_mib)
         await self._save()

@@ -48,6 +48,7 @@ from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailab
 from controller.state import (
     ASLEEP_MIB,
     HOST,
+    SLEEP_SETTLED_S,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
@@ -509,7 +510,7 @@ class Reconciler:
         if probed_health.canary is not None:
             self._memory.sleepers.setdefault(replica.name, SleepRecord(canary=probed_health.canary))
         claims = raise_claims(replica.claims, self.sources.get_held_memory(replica.name))
-        sleep = self._observe_sleep(replica, probed_health, claims, sleepable.get(replica.id.model))
+        sleep = self._observe_sleep(replica, probed_health, claims, sleepable.get(replica.id.model), now)
         is_asleep = sleep is not None and sleep.since is not None
         health, fault = probed_health.health, self._memory.faults.get(replica.name)
         if sleep is not None:
@@ -560,6 +561,7 @@ class Reconciler:
         probed_health: ProbedHealth,
         claims: Mapping[str, int],
         sleepable: tuple[DesiredModel, SleepCalls, Requirement] | None,
+        now: float,
     ) -> Sleep | None:
         """Return how the replica sleeps or would. `claims`: awake. `sleepable`: what is declared of its model, if that
         can sleep."""
@@ -568,25 +570,36 @@ class Reconciler:
         probed_at = probed_health.probed_at
         if since is None and probed_health.health is Health.SLEEPING and probed_at is not None:
             since = probed_at if woken_at is None or probed_at > woken_at else None
+            if since is not None and record is not None and replica.name not in self._memory.pending:
+                # It fell asleep while no controller could note it.
+                self._memory.sleepers[replica.name] = record.model_copy(update={"since": since})
         model, calls, requirement = sleepable or (None, None, None)
         is_current = model is not None and model.spec_hash == replica.id.spec_hash
         if since is None and (record is None or not is_current or not claims.keys() - {HOST}):
             return None
         held_mib = read_held_mib(replica.name, self._gpus or ())
         key = (replica.id.model, replica.id.spec_hash)
-        if since is not None and replica.name not in self._memory.pending and held_mib:
+        is_settled = since is not None and not 0 <= now - since < SLEEP_SETTLED_S
+        is_seen_asleep = probed_health.health is Health.SLEEPING and replica.name not in self._memory.pending
+        if is_settled and is_seen_asleep and held_mib:
             self._memory.asleep_mib[key] = max(held_mib.values())
-        asleep_claims = decide_asleep_claims(
-            claims,
-            expected_mib=self._memory.asleep_mib.get(key, ASLEEP_MIB),
-            held_mib=None if since is None else held_mib,
-            host_mib=None if requirement is None else requirement.asleep_host_mib,
-            keeps_weights=calls is None or calls.keeps_weights,
+        expected_claims, asleep_claims = (
+            decide_asleep_claims(
+                claims,
+                expected_mib=expected_mib,
+                held_mib=held_mib,
+                host_mib=None if requirement is None else requirement.asleep_host_mib,
+                keeps_weights=calls is None or calls.keeps_weights,
+            )
+            for expected_mib in (self._memory.asleep_mib.get(key, ASLEEP_MIB), None)
         )
+        if since is None:
+            asleep_claims = expected_claims
         has_slept = since is not None or woken_at is not None
         # The main memory in which an engine kept its weights stays its own.
         awake_claims = {**claims, HOST: asleep_claims[HOST]} if has_slept and HOST in asleep_claims else claims
-        return Sleep(asleep_claims, awake_claims, since, woken_at, wake_s)
+        rest_claims = None if since is None or is_settled else expected_claims
+        return Sleep(asleep_claims, awake_claims, since, rest_claims, woken_at, wake_s)
 
     def _seek_idle_proofs(self, replicas: Sequence[ObservedReplica], now: float) -> float | None:
         """Probe idle engines once more when that probe can prove them empty, while some gateway's counts are unknown.

@@ -68,12 +68,12 @@ def find_by_path(records: Iterable[DownloadRecord], path: str) -> list[DownloadR
 
 def find_by_reference(records: Sequence[DownloadRecord], text: str) -> DownloadRecord | None:
     """Return the newest download that was ordered by the reference `text`, else the newest whose pinned reference it
-    is. None: there is neither, or `text` is no reference."""
+    is, or whose wanted one while nothing of it was ever finished. None: there is neither, or `text` is no reference."""
     try:
         canonical = str(parse_reference(text))
     except InvalidReferenceError:
         return None
-    matching = [record for record in records if canonical in (record.reference, record.pinned)]
+    matching = [record for record in records if canonical in (record.reference, record.pinned or record.wanted)]
     return max(matching, key=lambda each: (each.reference == canonical, each.created_at), default=None)
 
 

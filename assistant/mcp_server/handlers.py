@@ -150,8 +150,7 @@ class ToolHandlers:
         unload goes on in any case. Raises RoundhouseError as the route, such as `unknown_model`."""
         target = f"models/{quote(asked.model)}/unload?wait=false"
         row = await self._ask(by, "POST", target, {"hold": asked.hold})
-        ends = (ModelState.UNLOADED,) if asked.hold else (ModelState.UNLOADED, ModelState.SLEEPING)
-        row = await self._follow(by, row, asked.wait_s, ends, report)
+        row = await self._follow(by, row, asked.wait_s, (ModelState.UNLOADED,), report)
         return answer_fields(_describe_state(row))
 
     async def get_plan(self, by: ToolCaller, _: NoArguments, report: ReportProgress) -> ToolAnswer:

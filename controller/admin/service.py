@@ -678,6 +678,4 @@ def _unload_is_done(current_round: Round, name: str) -> bool:
         if want.statement.kind == "autoload":
             return True
         raise RoundhouseError("state_conflict", f"The unload of {name!r} was overtaken: {want.statement.reason}.")
-    state = _status(current_round, name).state
-    # Evicted, it may sleep; what an operator holds unloaded is stopped.
-    return state is ModelState.UNLOADED or (state is ModelState.SLEEPING and want.demand_replicas > 0)
+    return _status(current_round, name).state is ModelState.UNLOADED

@@ -168,6 +168,8 @@ class RenderContext:
     """Engine-side path by model path, for the model paths that the runtime looked up."""
     index: int = 0
     """Number of the replica among those of its model, from 0."""
+    python_path: str = ""
+    """`PYTHONPATH` that the engine inherits where nothing else is set."""
 
     def resolve_path(self, model_path: str) -> str:
         """Return the path at which the engine sees a model path. A relative path that the runtime did not look up is

@@ -225,6 +225,7 @@ _GIB: Final = 1024 * MIB
 _METHOD: Final = "vllm_speculative_method"
 _OF_METHOD: Final = ("vllm_speculative_model", "vllm_num_speculative_tokens")
 _SPECULATION_FLAGS: Final = ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens")
+_LORA_FLAGS: Final = ("--enable-lora", "--lora-modules")
 _FP8: Final = {"fp8", "fp8_e4m3"}
 """Two words of vLLM's for one data type."""
 _TOKENS = ("/tokenize", "/detokenize")
@@ -676,6 +677,12 @@ class VllmServeDefinition(VllmFields):
             raise ValueError("vllm_sleep needs `gpus`: on the CPU vLLM cannot sleep")
         if self.vllm_embedding:
             raise ValueError("vllm_sleep is for models that generate text, not with `vllm_embedding`")
+        # Adapters were seen to be lost by a sleep, and drafts by one of level 2 (vllm#39934, #52479).
+        if self.vllm_lora_modules or any(arg.startswith(_LORA_FLAGS) for arg in self.extra_args):
+            raise ValueError("vllm_sleep is not for models with LoRA modules, which vLLM may lose by a sleep")
+        speculates = self.vllm_speculative_method or any(arg.startswith(_SPECULATION_FLAGS) for arg in self.extra_args)
+        if self.vllm_sleep == "level2" and speculates:
+            raise ValueError("vllm_sleep: level2 reads the model's own weights again, not those of a draft: use level1")
         return self
 
 
@@ -729,7 +736,7 @@ class VllmServe(VllmEngine[VllmServeDefinition]):
         if definition.vllm_sleep == "off":
             return launch
         folder = ctx.cache_dir / "vllm-guard"
-        paths = filter(None, (str(folder), definition.env.get("PYTHONPATH")))
+        paths = filter(None, (str(folder), definition.env.get("PYTHONPATH", ctx.python_path)))
         return replace(
             launch,
             argv=(*launch.argv, "--enable-sleep-mode", "--middleware", f"{_GUARD}.RouteGuard"),

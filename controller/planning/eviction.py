@@ -33,7 +33,6 @@ from controller.planning.eviction_candidates import (
     pending_models,
 )
 from controller.planning.placement import (
-    RELEASE_S,
     ClaimLedger,
     NoRoom,
     Placement,
@@ -44,8 +43,6 @@ from controller.planning.placement import (
 )
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
-    ASLEEP_MIB,
-    HOST,
     DesiredModel,
     DesiredState,
     ObservedReplica,
@@ -276,6 +273,10 @@ class RoomAllocator:
             due_at = max(candidate.idle_since + ttl_s, candidate.stays_until)
             if self.now >= due_at:
                 self.evicted[candidate.name] = (due_at, f"not used for {ttl_s:g} s")
+                # What they claim asleep needs no room beside what they claim now.
+                leaving = (*self.leaving, *self.slowly_leaving)
+                staying = [each for each in candidate.replicas if each not in leaving]
+                self.future_ledger = self._ledger_without_replicas(staying)
             else:
                 self.wake_times.append(due_at)
 
@@ -284,6 +285,8 @@ class RoomAllocator:
         sleep themselves: that takes less time than a start on other GPUs. Return whether that was done."""
         sleeping_count = sum(self._find_sleeper(model, index) is not None for index in self.missing_indices[model.name])
         if not sleeping_count or _count_wakes(placement) == sleeping_count:
+            return False
+        if model.statement.kind == "autoload" and not self._has_waiting_requests(model):
             return False
         idle_sleepers = (
             each
@@ -308,13 +311,19 @@ class RoomAllocator:
         sleeping = set()
         for replica in sorted(resting, key=lambda each: (-_asleep_since(each, self.now), each.name)):
             assert replica.sleep is not None, "only those that can sleep are given"
-            claims, is_slow = _claims_at_rest(replica.sleep, self.now), replica in self.slowly_leaving
+            claims, is_slow = self._readable_claims(replica.sleep), replica in self.slowly_leaving
             beside = self._ledger_without_replicas([replica]) if is_slow else self.future_ledger
             if self.observed.gpus is None or find_shortage(claims, self.observed, beside) is None:
                 sleeping.add(replica.name)
                 if not is_slow:  # whose claims are still in the ledger
                     self.future_ledger.add_claims(claims, model=replica.id.model)
         return frozenset(sleeping)
+
+    def _readable_claims(self, sleep: Sleep) -> Mapping[str, int]:
+        """Return what a sleeper claims at rest, without GPUs that cannot be read now: nothing is placed on these."""
+        claims = sleep.asleep_claims if sleep.rest_claims is None else sleep.rest_claims
+        unread = {gpu.uuid for gpu in self.observed.unread_gpus}
+        return {key: mib for key, mib in claims.items() if key not in unread}
 
     def _may_rest(self, model: DesiredModel | None, replica: ObservedReplica) -> bool:
         operation = self.observed.pending.get(replica.name)
@@ -367,7 +376,8 @@ class RoomAllocator:
 
     def _find_sleeper(self, model: DesiredModel, index: int) -> ObservedReplica | None:
         key = ReplicaKey(model.name, index, model.spec_hash)
-        return next((each for each in self.current_ledger.sleepers.values() if each.id.key == key), None)
+        sleepers = (each for each in self.current_ledger.sleepers.values() if each.fault is None)
+        return next((each for each in sleepers if each.id.key == key), None)
 
     def _make_room(self, model: DesiredModel) -> None:
         if self._choose_victims(model, self._candidates_for(model)) is None:
@@ -497,13 +507,6 @@ def _book_placement(ledger: ClaimLedger, placement: Placement, model: DesiredMod
     else:
         ledger.add_claims(placement.claims, model=model.name)
     ledger.busy_replicas = busy_replicas
-
-
-def _claims_at_rest(sleep: Sleep, now: float) -> Mapping[str, int]:
-    """Return what a sleeper claims, or will once the driver counts as free what it let go less than 60 s ago."""
-    if sleep.since is None or now - sleep.since >= RELEASE_S:
-        return sleep.asleep_claims
-    return {key: mib if key == HOST else min(mib, ASLEEP_MIB) for key, mib in sleep.asleep_claims.items()}
 
 
 def _asleep_since(replica: ObservedReplica, now: float) -> float:

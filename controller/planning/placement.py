@@ -328,7 +328,8 @@ def place_sleeper(replica: ObservedReplica, observed: ObservedState, ledger: Cla
         left_s = (observed.at - observed.left_at.get(uuid, -RELEASE_S) for uuid in claims if uuid != HOST)
         unused = replace(observed, gpus=tuple(replace(gpu, used_mib=0) for gpu in observed.gpus or ()))
         is_releasing = any(each < RELEASE_S for each in left_s) and find_shortage(claims, unused, beside) is None
-        return NoRoom(reason, waiting=observed.gpus is None or is_releasing, is_releasing=is_releasing)
+        is_unread = observed.gpus is None or any(gpu.uuid in claims for gpu in observed.unread_gpus)
+        return NoRoom(reason, waiting=is_unread or is_releasing, is_releasing=is_releasing)
     busy = next((beside.busy_replicas[uuid] for uuid in claims if uuid in beside.busy_replicas), None)
     if ledger.waits_for_busy and busy is not None:
         return NoRoom(f"its GPU is busy with {busy}", waiting=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.planning.actions import WAITING_FOR_ROOM, DownloadSource, Preflight, PullImage, Start, Wake
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_or_wait, place_sleeper
-from controller.state import DesiredModel, ReplicaId, ReplicaKey
+from controller.state import DesiredModel, OpKind, ReplicaId, ReplicaKey
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
@@ -13,6 +13,10 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
     preflight, image pull), and note in the turn what the replica waits for. A replica that sleeps at `index` and is to
     wake is woken instead, which needs nothing but room."""
     if backs_off(turn, model, index):
+        return
+    key = ReplicaKey(model.name, index, model.spec_hash)
+    if any(each.kind is OpKind.SLEEP and each.id.key == key for each in turn.observed.pending.values()):
+        turn.add_blocked(index, f"{WAITING_FOR_ROOM}: it falls asleep, and is woken then", None)
         return
     placement = place_index(turn, model, index, turn.ledger)
     if isinstance(placement, Placement) and placement.sleeper is not None and turn.wait_reason is None:

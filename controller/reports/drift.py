@@ -70,10 +70,13 @@ def find_drift(
 def _assign_places(
     model: DesiredModel, alive_replicas: Sequence[ObservedReplica]
 ) -> Iterator[tuple[ObservedReplica, str | None]]:
-    """Yield each replica with the reason why it is surplus; None means that it fills one of the wanted indices."""
+    """Yield each replica with the reason why it is surplus; None means that it fills one of the wanted indices. Those
+    of an evicted model that sleep as they should are left out."""
     taken_indices: set[int] = set()
     for replica in sorted(alive_replicas, key=lambda each: each.id.spec_hash != model.spec_hash):
         index = replica.id.index
+        if replica.is_asleep and replica.id.spec_hash == model.spec_hash and index < model.demand_replicas:
+            continue  # an evicted model sleeps
         if not model.runs:
             yield replica, "the model is served elsewhere"
         elif model.replicas == 0:

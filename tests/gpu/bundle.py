@@ -64,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.bundle.is_dir() and any(given.bundle.iterdir()):
         parser.error(f"{given.bundle} is not empty")
+    if given.bundle.resolve().is_relative_to(REPOSITORY.resolve()):
+        parser.error(f"{given.bundle} lies in the work tree, which the bundle holds: name another folder")
+    if given.part_size * MIB < 1:
+        parser.error("--part-size is a number of MiB above 0")
     server = shutil.which("llama-server")
     if server is None:
         parser.error("llama-server is not on PATH: .ci/engines builds it")

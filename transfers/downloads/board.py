@@ -24,6 +24,7 @@ from contract.model_reference import ModelReference
 from transfers.downloads.job import DownloadJob, JobTools, has_kept_state, is_unchanged
 from transfers.fetch import StoppedError, build_view
 from transfers.models_folder import ModelsFolder, RecordStore, make_download_id
+from transfers.sources.model_files import are_of_one_set
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
@@ -345,8 +346,8 @@ def _find_lost(record: DownloadRecord, removed: Iterable[str]) -> dict[str, obje
     for path in removed:
         if path == record.projector:
             lost["projector"] = None
-        # The parts of a split set lie beside the main one.
-        elif main is not None and (path.startswith(f"{main}/") or path.rpartition("/")[0] == main.rpartition("/")[0]):
+        # Of the main file itself, of its folder, or of its split set; others beside it are of earlier revisions.
+        elif main is not None and (path.startswith(main) or are_of_one_set(path, main)):
             return {"pinned": None, "main": None, "projector": None, "has_finished": False}
     return lost
 

@@ -159,6 +159,12 @@ def _folder_prefix(path: str) -> str:
     return f"{folder}/" if folder else ""
 
 
+def are_of_one_set(path: str, other: str) -> bool:
+    """Return whether two paths name parts of one split GGUF set, by their names alone."""
+    splits = _SPLIT.fullmatch(path), _SPLIT.fullmatch(other)
+    return None not in splits and len({(each["stem"], each["count"]) for each in splits if each is not None}) == 1
+
+
 def _find_shards(every: Sequence[str], path: str) -> list[str]:
     split = _SPLIT.fullmatch(path)
     if split is None:

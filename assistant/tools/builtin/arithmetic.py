@@ -203,7 +203,11 @@ class _Parser:
     def _read_atom(self) -> Decimal:
         kind, text = self._take()
         if kind == "number":
-            number = _WHOLE_CONTEXT.create_decimal(text.replace("_", ""))
+            digits = text.replace("_", "")
+            try:
+                number = _WHOLE_CONTEXT.create_decimal(digits)
+            except Inexact:  # it has more digits, or is too small to be told from 0
+                return _CONTEXT.create_decimal(digits)
             return number if _is_whole(number) else _CONTEXT.plus(number)
         if kind == "name":
             return self._read_named(text)
@@ -279,6 +283,11 @@ def _divide_down(left: Decimal, right: Decimal) -> tuple[Decimal, Decimal]:
     return quotient, remainder if _is_whole(remainder) else _CONTEXT.plus(remainder)
 
 
+def _floor_divide(left: Decimal, right: Decimal) -> Decimal:
+    quotient, _ = _divide_down(left, right)
+    return quotient if quotient.adjusted() < WHOLE_DIGITS else _CONTEXT.plus(quotient)
+
+
 def _round(value: Decimal, digits: Decimal | None = None) -> Decimal:
     places = 0 if digits is None else int(digits)
     if abs(places) > PRECISION:
@@ -309,7 +318,7 @@ def _by_float(function: Callable[[float], float]) -> Callable[..., Decimal]:
 _PRODUCTS: Final[Mapping[str, Callable[[Decimal, Decimal], Decimal]]] = {
     "*": partial(_compute, Context.multiply),
     "/": _divide,
-    "//": lambda left, right: _CONTEXT.plus(_divide_down(left, right)[0]),
+    "//": _floor_divide,
     "%": lambda left, right: _divide_down(left, right)[1],
 }
 _FUNCTIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[..., Decimal]]]] = {

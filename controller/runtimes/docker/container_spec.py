@@ -23,7 +23,7 @@ from contract.status import SCHEMA_VERSION
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.runtimes.base import SeenReplica, StartRequest
-from controller.state import Exit, Phase, ReplicaId
+from controller.state import HOST, Exit, Phase, ReplicaId
 
 PREFIX: Final = "dev.roundhouse."
 MANAGED_BY: Final = PREFIX + "managed-by"
@@ -363,7 +363,11 @@ def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, 
         config["ShmSize"] = launch.shm_bytes
     if request.definition.memory_mib is not None:
         # Without swap: an engine that swaps is slower than one that is killed and started again.
-        limit = request.definition.memory_mib * _MIB
+        sleep = get_engine(request.definition).describe_sleep(request.definition)
+        keeps_weights = sleep is not None and sleep.keeps_weights
+        # No more weights than it claims of its GPUs.
+        kept_mib = sum(mib for key, mib in request.claims.items() if key != HOST) if keeps_weights else 0
+        limit = (request.definition.memory_mib + kept_mib) * _MIB
         config.update(Memory=limit, MemorySwap=limit)
     if request.gpus:
         capabilities = get_engine(request.definition).gpu_capabilities

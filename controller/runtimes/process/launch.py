@@ -144,6 +144,7 @@ class HostCommands:
             index=index,
             gpus=gpus,
             model_paths=find_engine_paths(self.roots, engine.list_paths(definition)),
+            python_path=os.environ.get("PYTHONPATH", ""),
         )
         return engine.render_command(definition, context)
 

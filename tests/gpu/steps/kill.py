@@ -92,7 +92,8 @@ def kill_under_streams(engine: str, model: str) -> Callable[[Rig], Awaitable[Fig
             async with asyncio.timeout(TOLD_S):
                 ends = await asyncio.gather(*clients)
         except TimeoutError:
-            told = [each.result() for each in clients if each.done()]
+            # The time that is over has cancelled those that were waited for.
+            told = [each.result() for each in clients if each.done() and not each.cancelled()]
             raise StepFailedError(f"streams neither began nor ended: {describe_ends(told)} of {STREAMS}") from None
         finally:
             for each in clients:

@@ -66,11 +66,12 @@ async def _follow_memory(gpu: FakeGpu, folder: Path) -> None:
     while True:
         computing: dict[int, int | None] = {}
         for path in (folder / "state" / "replicas").glob("*.json"):
-            pid = int(json.loads(path.read_text())["pid"] or 0)
-            state = folder / f"vllm-state.{pid}"
-            is_asleep = state.exists() and state.read_text() == "asleep"
-            if pid and psutil.pid_exists(pid):
-                computing[pid] = ASLEEP_MIB if is_asleep else CLAIM_MIB
+            with contextlib.suppress(FileNotFoundError):  # its engine has just ended
+                pid = int(json.loads(path.read_text())["pid"] or 0)
+                state = folder / f"vllm-state.{pid}"
+                is_asleep = state.exists() and state.read_text() == "asleep"
+                if pid and psutil.pid_exists(pid):
+                    computing[pid] = ASLEEP_MIB if is_asleep else CLAIM_MIB
         gpu.computing, gpu.used_mib = computing, sum(mib or 0 for mib in computing.values())
         assert gpu.used_mib <= H200_MIB, f"memory was claimed twice: {computing}"
         await asyncio.sleep(POLL_S)

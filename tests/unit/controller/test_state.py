@@ -13,18 +13,20 @@ AWAKE = {"A": 500, "B": 400, HOST: 50}
 
 
 @pytest.mark.parametrize(
-    ("held_mib", "claims"),
+    ("expected_mib", "held_mib", "claims"),
     [
-        (None, {"A": 20, "B": 20, HOST: 300}),
-        ({"A": 30, "B": 10}, {"A": 30, "B": 10, HOST: 300}),
-        ({"A": 600}, {"A": 600, "B": 400, HOST: 300}),  # of B nothing is read: it may hold all
-        ({}, {"A": 500, "B": 400, HOST: 300}),
+        (20, {"A": 500, "B": 400}, {"A": 20, "B": 20, HOST: 300}),
+        (None, {"A": 30, "B": 10}, {"A": 30, "B": 10, HOST: 300}),
+        (None, {"A": 600}, {"A": 600, "B": 400, HOST: 300}),  # of B nothing is read: it may hold all
+        (20, {"A": 500}, {"A": 20, "B": 400, HOST: 300}),
+        (None, {}, {"A": 500, "B": 400, HOST: 300}),
     ],
 )
 def test_asleep_it_claims_of_its_gpus_what_it_is_seen_to_hold(
-    held_mib: Mapping[str, int] | None, claims: Mapping[str, int]
+    expected_mib: int | None, held_mib: Mapping[str, int], claims: Mapping[str, int]
 ) -> None:
-    assert decide_asleep_claims(AWAKE, expected_mib=20, held_mib=held_mib, host_mib=300, keeps_weights=True) == claims
+    fields: dict[str, Any] = {"expected_mib": expected_mib, "held_mib": held_mib}
+    assert decide_asleep_claims(AWAKE, **fields, host_mib=300, keeps_weights=True) == claims
 
 
 @pytest.mark.parametrize(
@@ -43,11 +45,11 @@ def test_asleep_it_claims_main_memory_for_its_weights(
     awake: Mapping[str, int], host_mib: int | None, keeps_weights: bool, host: int | None
 ) -> None:
     fields: dict[str, Any] = {"host_mib": host_mib, "keeps_weights": keeps_weights}
-    assert decide_asleep_claims(awake, expected_mib=1_000, held_mib=None, **fields).get(HOST) == host
+    assert decide_asleep_claims(awake, expected_mib=1_000, held_mib={}, **fields).get(HOST) == host
 
 
 def test_it_is_never_expected_to_hold_more_asleep_than_awake() -> None:
-    claims = decide_asleep_claims({"A": 500}, expected_mib=1_000, held_mib=None, host_mib=None, keeps_weights=False)
+    claims = decide_asleep_claims({"A": 500}, expected_mib=1_000, held_mib={"A": 1}, host_mib=None, keeps_weights=False)
     assert claims == {"A": 500}
 
 

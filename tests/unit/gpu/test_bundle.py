@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu import bundle as bundle_module
 from tests.gpu.bundle import SUMS, build_parser, choose_pins, environment_of, list_own_pins, write_bundle
 from tests.gpu.unpack import UnpackError, find_parts, main, unpack_parts
 from tests.supply_chain.locks import Pin, read_lock
@@ -67,6 +68,23 @@ def test_parts_may_lie_in_several_folders(tmp_path: Path, tree: Path, bundle: Pa
         find_parts([bundle])
     unpack_parts(find_parts([bundle, other]), tmp_path / "there")
     assert read_tree(tmp_path / "there/llama-server") == read_tree(tree)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--bundle", "bundle"], "bundle lies in the work tree, which the bundle holds: name another folder"),
+        (["--bundle", "/nowhere/bundle", "--part-size", "0"], "--part-size is a number of MiB above 0"),
+    ],
+)
+def test_what_would_bundle_itself_or_never_end_is_refused(
+    words: list[str], refusal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(bundle_module.REPOSITORY)
+    with pytest.raises(SystemExit):
+        bundle_module.main(words)
+    assert capsys.readouterr().err.endswith(f"error: {refusal}\n")
+    assert not Path(words[1]).exists()
 
 
 def test_a_damaged_part_is_told_and_a_whole_copy_taken(tmp_path: Path, bundle: Path) -> None:

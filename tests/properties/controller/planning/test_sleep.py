@@ -14,6 +14,7 @@ from controller.planning.backoff import next_failure
 from controller.planning.plan import plan
 from controller.state import (
     HOST,
+    SLEEP_SETTLED_S,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
@@ -119,18 +120,25 @@ class SleepyHost:
         sleep = replica.sleep
         if sleep is None:
             return replica
-        asleep = decide_asleep_claims(
-            sleep.awake_claims,
-            expected_mib=ASLEEP,
-            held_mib=None if sleep.since is None else read_held_mib(replica.name, gpus),
-            host_mib=AWAKE_HOST + WEIGHTS,
-            keeps_weights=True,
+        expected, measured = (
+            decide_asleep_claims(
+                sleep.awake_claims,
+                expected_mib=expected_mib,
+                held_mib=read_held_mib(replica.name, gpus),
+                host_mib=AWAKE_HOST + WEIGHTS,
+                keeps_weights=True,
+            )
+            for expected_mib in (ASLEEP, None)
         )
+        asleep = expected if sleep.since is None else measured
+        is_settled = sleep.since is None or self.now - sleep.since >= SLEEP_SETTLED_S
+        rest = None if is_settled else expected
         # As the weights of an engine that has slept stay in main memory.
         has_slept = sleep.since is not None or sleep.woken_at is not None
         awake = {**sleep.awake_claims, HOST: asleep[HOST]} if has_slept else sleep.awake_claims
         claims = asleep if sleep.since is not None else awake
-        return replace(replica, sleep=replace(sleep, asleep_claims=asleep, awake_claims=awake), claims=claims)
+        sleep = replace(sleep, asleep_claims=asleep, awake_claims=awake, rest_claims=rest)
+        return replace(replica, sleep=sleep, claims=claims)
 
     def step(self) -> None:
         """One second: what is under way ends, requests are served, the controller plans and acts."""

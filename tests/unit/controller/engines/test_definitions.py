@@ -551,6 +551,8 @@ def test_the_forecast_is_what_is_declared() -> None:
         ({}, "vllm_sleep needs `gpus`: on the CPU vLLM cannot sleep"),
         ({"gpus": 0}, "vllm_sleep needs `gpus`: on the CPU vLLM cannot sleep"),
         ({"gpus": 1, "vllm_embedding": True}, "vllm_sleep is for models that generate text, not with `vllm_embedding`"),
+        ({"gpus": 1, "vllm_lora_modules": {"fox": "fox"}}, "vllm_sleep is not for models with LoRA modules"),
+        ({"gpus": 1, "extra_args": ["--enable-lora"]}, "vllm_sleep is not for models with LoRA modules"),
     ],
 )
 def test_who_cannot_sleep_is_refused_and_may_say_off(fields: dict[str, Any], problem: str) -> None:
@@ -560,6 +562,13 @@ def test_who_cannot_sleep_is_refused_and_may_say_off(fields: dict[str, Any], pro
             define("vllm_serve", **fields, vllm_sleep=level)
     with pytest.raises(ValueError, match="vllm_sleep"):
         define("vllm_serve", gpus=1, vllm_sleep="level3")
+
+
+def test_level_2_is_refused_where_a_draft_would_be_lost() -> None:
+    for fields in ({"vllm_speculative_method": "mtp"}, {"extra_args": ["--speculative-config={}"]}):
+        assert define("vllm_serve", gpus=1, **fields, vllm_sleep="level1")
+        with pytest.raises(ValueError, match="not those of a draft: use level1"):
+            define("vllm_serve", gpus=1, **fields, vllm_sleep="level2")
 
 
 def test_sleep_is_another_engine_and_off_the_one_that_was() -> None:

@@ -40,6 +40,7 @@ from controller.state import (
     ReplicaKey,
     Sleep,
     Statement,
+    UnreadGpu,
 )
 from tests.support.world import autoload
 
@@ -717,12 +718,45 @@ def test_what_counts_as_a_load_of_one_that_was_woken_is_its_wake() -> None:
     assert (loaded.stays_until, awake.stays_until) == (1_010.0, NOW - 19.5)
 
 
-@pytest.mark.parametrize(("age_s", "done"), [(1.0, ["b: waiting for room: a is ending"]), (60.0, ["stop a"])])
+@pytest.mark.parametrize(
+    ("rest_claims", "done"),
+    [({"G": 1_024, HOST: 300}, ["b: waiting for room: a is ending"]), (None, ["stop a"])],
+)
 def test_one_that_fell_asleep_is_not_stopped_while_the_driver_may_still_count_its_memory(
-    age_s: float, done: list[str]
+    rest_claims: dict[str, int] | None, done: list[str]
 ) -> None:
     large, held = Gpu("G", 0, "x", 100_000, 90_000), {"G": 90_000, HOST: 300}
     a, b = rested(on_gpu("a", 90_000)), wanted(on_gpu("b", 90_000))
-    asleep = sleeper("a", sleep=Sleep(held, held, NOW - age_s))
+    asleep = sleeper("a", sleep=Sleep(held, held, NOW - 1, rest_claims))
     made = planned([a, b], [replace(asleep, claims=held)], gpus=(large,), traffic={"b": WAITS})
     assert told(made)[: len(done)] == done
+
+
+def test_an_idle_one_needs_no_room_asleep_beside_itself_awake() -> None:
+    model = replace(wanted(on_gpu("a", 990)), idle_ttl_s=60.0)
+    claims = {"G": 990, HOST: 600}
+    idle = sleeper("a", None, sleep=Sleep({"G": 20, HOST: 600}, claims), draining=Draining(NOW - 1, True))
+    idle = replace(idle, claims=claims)
+    made = planned([model], [idle], gpus=(GPU,), host_mib=1_000, traffic={"a": IDLE})
+    assert told(made) == ["sleep a"]
+
+
+def test_a_gpu_of_several_that_cannot_be_read_ends_nobody_s_sleep() -> None:
+    other, unread = Gpu("H", 1, "x", 1_000), (UnreadGpu(0, "it is lost", uuid="G"),)
+    assert told(planned([rested(on_gpu("a", 900))], [sleeper("a")], gpus=(other,), unread_gpus=unread)) == []
+
+
+def test_a_request_waits_for_the_end_of_its_replica_s_own_sleep() -> None:
+    falls = sleeper("a", None)
+    operation = PendingOp(OpKind.SLEEP, falls.id, AWAKE, NOW - 1)
+    gpus, room = (GPU, Gpu("H", 1, "x", 1_000)), {"pending": {falls.name: operation}, "traffic": {"a": WAITS}}
+    made = planned([wanted(on_gpu("a", 900))], [falls], gpus=gpus, **room)
+    assert told(made) == ["a: waiting for room: it falls asleep, and is woken then"]
+
+
+def test_nobody_makes_room_to_wake_one_for_which_no_request_waits() -> None:
+    a, b = wanted(on_gpu("a", 900)), wanted(on_gpu("b", 900), since=LONG_AGO)
+    runs, asleep = sleeper("a", None), sleeper("b")
+    for waits, made_room in ((ModelTraffic(0), []), (WAITS, ["drain a"])):
+        made = planned([a, b], [runs, asleep], gpus=(GPU,), traffic={"a": IDLE, "b": waits})
+        assert [each for each in told(made) if each.startswith("drain")] == made_room

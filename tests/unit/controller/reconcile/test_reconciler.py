@@ -514,11 +514,15 @@ async def test_what_a_replica_answered_when_it_was_ready_is_kept_and_it_may_slee
 
 async def test_one_that_sleeps_claims_what_it_holds_and_its_next_sleep_is_expected_to(sleeping: Sleeping) -> None:
     await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))
-    sleeping.bench.reconciler._memory.note_asleep(sleeping.name, (), 1_005.0)
-    seen = await sleeping.look(_found(Health.READY, 1_004.0), 800)  # as no probe has seen it yet
+    sleeping.bench.reconciler._memory.note_asleep(sleeping.name, (), 905.0)
+    seen = await sleeping.look(_found(Health.READY, 904.0), 4_000)  # as no probe has seen it yet
+    assert seen.sleep is not None
+    assert (seen.health, seen.sleep.asleep_claims["GPU-a"]) == (Health.SLEEPING, 4_000)
+    assert not sleeping.bench.reconciler._memory.asleep_mib, "perhaps it is awake"
+    seen = await sleeping.look(_found(Health.SLEEPING, 1_004.0), 800)
     assert (seen.health, seen.claims, seen.fault) == (Health.SLEEPING, ASLEEP, None)
     assert seen.sleep is not None
-    assert (seen.sleep.since, seen.sleep.awake_claims) == (1_005.0, AWAKE)
+    assert (seen.sleep.since, seen.sleep.awake_claims) == (905.0, AWAKE)
     sleeping.bench.reconciler._memory.note_awake(sleeping.name, 1_010.0, 1_011.0)
     seen = await sleeping.look(_found(Health.SLEEPING, 1_010.5))  # a probe of before its wake
     assert (seen.health, seen.is_asleep) == (Health.READY, False)
@@ -528,6 +532,9 @@ async def test_one_that_sleeps_claims_what_it_holds_and_its_next_sleep_is_expect
     seen = await sleeping.look(_found(Health.SLEEPING, 1_011.5), 800)
     assert seen.sleep is not None
     assert (seen.health, seen.sleep.since) == (Health.SLEEPING, 1_011.5), "somebody else put it to sleep since"
+    seen = await sleeping.look(_found(Health.SLEEPING, 1_090.0), 800)
+    assert seen.sleep is not None
+    assert seen.sleep.since == sleeping.records[sleeping.name].since == 1_011.5
 
 
 async def test_a_new_controller_finds_a_sleeper_by_its_record_and_without_one_it_is_of_no_use(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.downloads import DownloadRecord
 from contract.override import Override
 from contract.routing import GatewayProcess
 from contract.status import SCHEMA_VERSION
-from controller.state_dir import StateDir, StateError, StateLockedError, StoredState
+from controller.state_dir import StateDir, StateError, StateLockedError, StoredState, find_by_reference
 from tests.support.small_disk import mount_small_disk, no_space
 
 
@@ -159,3 +160,11 @@ def test_an_instance_name_must_fit_into_labels(tmp_path: Path, name: str) -> Non
     store.close()
     with pytest.raises(StateError, match="says instance fine"):
         StateDir.open_folder(tmp_path, "other")
+
+
+def test_a_download_is_found_by_its_revision_also_while_nothing_of_it_is_in_place() -> None:
+    begun = DownloadRecord(id="dl_1", reference="hf:o/r", created_at=1.0, wanted="hf:o/r@1")
+    renewed = DownloadRecord(id="dl_2", reference="hf:o/r", created_at=2.0, pinned="hf:o/r@2", wanted="hf:o/r@3")
+    records = [begun, renewed]
+    found = [find_by_reference(records, text) for text in ("hf:o/r@1", "hf:o/r@2", "hf:o/r@3", "hf:o/r", "?")]
+    assert found == [begun, renewed, None, renewed, None]

@@ -30,6 +30,7 @@ from tests.support.transfers_harness import (
     wait_for_end,
 )
 from transfers.assembly import Transfers
+from transfers.downloads.board import _find_lost
 from transfers.downloads.job import choose_folder
 from transfers.models_folder import ModelsFolder, RecordStore
 from transfers.sources.base import Resolution, SourceFile
@@ -471,6 +472,23 @@ def test_what_is_ordered_while_it_is_cancelled_can_be_cancelled_and_goes_on_afte
         server.answers.clear()
         with make_transfers(tmp_path, server) as again:
             assert wait_for_end(again, download).state == ("cancelled" if then == "cancel" else "finished")
+
+
+@pytest.mark.parametrize(
+    ("main", "removed", "is_lost"),
+    [
+        ("o/r/new.gguf", "o/r/old.gguf", False),
+        ("o/r/new.gguf", "o/r/new.gguf", True),
+        ("o/r", "o/r/model.safetensors", True),
+        ("o/r/m-00001-of-00002.gguf", "o/r/m-00002-of-00002.gguf", True),
+        ("o/r/m-00001-of-00002.gguf", "o/r/m-00002-of-00003.gguf", False),
+        ("o/r/m.onnx", "o/r/m.onnx_data", True),
+    ],
+)
+def test_of_files_in_one_folder_those_of_the_newest_run_count(main: str, removed: str, is_lost: bool) -> None:
+    record = DownloadRecord(id="dl_1", reference="hf:o/r", created_at=1.0, pinned="hf:o/r@1", main=main)
+    lost = {"pinned": None, "main": None, "projector": None, "has_finished": False} if is_lost else {}
+    assert _find_lost(record, [removed]) == lost
 
 
 def test_a_revision_that_was_removed_is_no_longer_told(
