@@ -378,6 +378,7 @@ class Branch(NamedTuple):
     items: tuple[Fields, ...]
     """The items, oldest first."""
     bytes: int
+    """Of all items as JSON."""
 
 
 def encode_items(items: Sequence[Fields], answers: Sequence[Fields] = ()) -> tuple[NewItem, ...]:

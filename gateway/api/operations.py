@@ -84,7 +84,8 @@ class AicoreHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve. `aicore` is
+    """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve. Of models it
+    holds what the key may see: a key its own ones; without a key, where keys are declared, none by name. `aicore` is
     null also until the model with that role was first asked."""
 
     status: Literal["ok", "degraded"] = Field(description="`degraded` while `degraded` is not empty.")
@@ -98,11 +99,15 @@ class Health(BaseModel):
     retrieval: Literal["off", "unknown", "up", "down"] = Field(
         description="Whether documents and searches are served; `unknown` in the first moments."
     )
-    queue_depth: int = Field(description="Number of requests that wait for a slot or for a model to load.")
+    queue_depth: int = Field(
+        description="Number of requests that wait for a slot or for a model to load, of these models."
+    )
     engines_loaded: int = Field(description="Number of entries in `engines`.")
-    engines: list[EngineHealth] = Field(description="Replicas that take requests; remote models have none.")
+    engines: list[EngineHealth] = Field(
+        description="Replicas of these models that take requests; remote models have none."
+    )
     degraded: list[DegradedPart]
-    aicore: AicoreHealth | None = Field(description="Null: no model has the role `aicore`.")
+    aicore: AicoreHealth | None = Field(description="Null: none of these models has the role `aicore`.")
 
 
 class Liveness(BaseModel):

@@ -153,8 +153,8 @@ LONGEST_REASON = 200
 class Degradation(NamedTuple):
     """A part that does not work, and why, without paths and addresses of the server: everybody may read it.
 
-    `part` is `controller`, `gateway`, `retrieval`, `certificate`, `clock`, `retrieval's clock`, `model NAME` or
-    `replica NAME`; `reason` is a short text.
+    `part` is `controller`, `gateway`, `retrieval`, `certificate`, `clock`, `retrieval's clock`, `model NAME`,
+    `replica NAME`, or `models` for those that are not named; `reason` is a short text.
     """
 
     part: str

@@ -281,8 +281,9 @@ class Index:
                     if await self._write(collection, number):
                         written.append(number)  # noqa: PERF401 - what is written before a failure counts
             except _FAILURES:
-                with contextlib.suppress(*_FAILURES):  # the first one is raised
-                    await self._note_written(collection, written)
+                if written:
+                    with contextlib.suppress(*_FAILURES):  # the first one is raised
+                        await self._note_written(collection, written)
                 raise
             await self._note_written(collection, written)
 

@@ -90,7 +90,7 @@ def _hf_tensors(shape: Shape, head: int) -> dict[str, tuple[int, ...]]:
 def write_noisy_hf_model(folder: Path, shape: Shape) -> None:
     """The same with weights other than zero, whose greedy tokens change when weights do, and a text for each token."""
     source = random.Random(1)  # the same weights each time
-    # BF16 is the upper half of a float; as many numbers as are prime, so that no two rows are the same.
+    # BF16 is the upper half of a float; a prime number of them, so that no two rows are the same.
     write_hf_model(folder, shape, b"".join(struct.pack("<f", source.gauss(0, 0.05))[2:] for _ in range(65_521)))
     words = {f"w{number}": number for number in range(shape.vocabulary)}
     tokenizer: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))

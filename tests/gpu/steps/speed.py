@@ -80,25 +80,29 @@ class Client:
         self.told: dict[str, str] = {}
         """Why `vllm bench serve` was given up; empty: it was not."""
         self._model, self._answer = model, answer
+        self._rounds = itertools.count(1)
 
     async def measure(self, place: Place, clients: int, requests: int) -> Figures:
-        """One round. Raises RuntimeError for an answer that is not 200, ConnectionError where one breaks off."""
+        """One round, whose prompts no other round has: whoever is measured second finds none in a cache. Raises
+        RuntimeError for an answer that is not 200, ConnectionError where one breaks off."""
+        number = next(self._rounds)
         if self.program is not None:
             try:
-                return await run_bench(self.program, place, (clients, requests, self._answer), self._model)
+                return await run_bench(self.program, place, (clients, requests, self._answer, number), self._model)
             except (OSError, RuntimeError) as error:
                 self.program, self.told = None, {"vllm_bench": str(error)[:400]}
-        return await run_clients(place, clients, requests, self._answer)
+        return await run_clients(place, clients, requests, self._answer, number)
 
 
-async def run_clients(place: Place, clients: int, requests: int, answer: int) -> Figures:
-    """A closed loop: so many clients, each with one stream at a time. Every prompt is another one, so that none is in
-    a cache. Raises RuntimeError for an answer that is not 200, ConnectionError where one breaks off."""
+async def run_clients(place: Place, clients: int, requests: int, answer: int, round_number: int = 0) -> Figures:
+    """A closed loop: so many clients, each with one stream at a time. Every prompt of every round is another one, so
+    that none is in a cache. Raises RuntimeError for an answer that is not 200, ConnectionError where one breaks off."""
     numbers, first_s = itertools.count(), []
 
     async def work() -> None:
         while (number := next(numbers)) < requests:
-            fields = {"model": place.model, "prompt": _prompt(number), "max_tokens": answer, "temperature": 0}
+            prompt = _prompt(number, round_number)
+            fields = {"model": place.model, "prompt": prompt, "max_tokens": answer, "temperature": 0}
             request = post_bytes(place.port, place.key, "/v1/completions", **fields, ignore_eos=True, stream=True)
             # A connection for each: llama-server closes it after a stream.
             [connection] = opened = await connect(place.port, 1)
@@ -115,13 +119,14 @@ async def run_clients(place: Place, clients: int, requests: int, answer: int) ->
     return {"tokens_per_s": requests * answer / seconds, "ttft_p50_ms": median(first_s) * 1000}
 
 
-def _prompt(number: int) -> list[int]:
-    return [100 + (number * 7919 + each * each) % 1000 for each in range(PROMPT)]
+def _prompt(number: int, round_number: int) -> list[int]:
+    numbered = (100 + (number * 7919 + each * each) % 1000 for each in range(1, PROMPT))
+    return [100 + round_number % 1000, *numbered]
 
 
-async def run_bench(program: Path, place: Place, load: tuple[int, int, int], model: Path) -> Figures:
-    """One round of vLLM's own load test. `load`: clients, requests in all, tokens of an answer. Raises RuntimeError
-    where it fails, or a request of its."""
+async def run_bench(program: Path, place: Place, load: tuple[int, int, int, int], model: Path) -> Figures:
+    """One round of vLLM's own load test. `load`: clients, requests in all, tokens of an answer, seed. Raises
+    RuntimeError where it fails, or a request of its."""
     with tempfile.TemporaryDirectory() as folder:
         argv = bench_arguments(program, place, load, model, Path(folder))
         env = os.environ | {"OPENAI_API_KEY": place.key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -142,16 +147,16 @@ async def run_bench(program: Path, place: Place, load: tuple[int, int, int], mod
 
 
 def bench_arguments(
-    program: Path, place: Place, load: tuple[int, int, int], model: Path, folder: Path
+    program: Path, place: Place, load: tuple[int, int, int, int], model: Path, folder: Path
 ) -> Sequence[str]:
     """The command line of `vllm bench serve`, which writes its result into `folder`."""
-    clients, requests, answer = load
+    clients, requests, answer, seed = load
     return (
         *(str(program), "bench", "serve", "--backend", "openai", "--base-url", f"http://127.0.0.1:{place.port}"),
         *("--endpoint", "/v1/completions", "--model", place.model, "--tokenizer", str(model)),
         *("--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(answer)),
         *("--ignore-eos", "--temperature", "0", "--num-prompts", str(requests), "--max-concurrency", str(clients)),
-        *("--seed", str(clients), "--disable-tqdm", "--save-result", "--result-dir", str(folder)),
+        *("--seed", str(seed), "--disable-tqdm", "--save-result", "--result-dir", str(folder)),
     )
 
 

@@ -14,6 +14,7 @@ from tests.gpu import bundle as bundle_module
 from tests.gpu.bundle import SUMS, build_parser, choose_pins, environment_of, list_own_pins, write_bundle
 from tests.gpu.unpack import UnpackError, find_parts, main, unpack_parts
 from tests.supply_chain.locks import Pin, read_lock
+from tests.support.ci_cache import REPOSITORY
 
 ABOUT = {"commit": "0123", "version": "9.1", "python": "{}.{}".format(*sys.version_info), "cpu": True, "without": []}
 PART = 1000
@@ -80,7 +81,7 @@ def test_parts_may_lie_in_several_folders(tmp_path: Path, tree: Path, bundle: Pa
 def test_what_would_bundle_itself_or_never_end_is_refused(
     words: list[str], refusal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(bundle_module.REPOSITORY)
+    monkeypatch.chdir(REPOSITORY)
     with pytest.raises(SystemExit):
         bundle_module.main(words)
     assert capsys.readouterr().err.endswith(f"error: {refusal}\n")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from tests.gpu.step import (
     StepFailedError,
     find_missing,
 )
-from tests.gpu.steps import FIRST, STEPS, swap
+from tests.gpu.steps import FIRST, STEPS, speed, swap
 from tests.gpu.steps.containers import find_visible_problem
 from tests.gpu.steps.kill import describe_ends
 from tests.gpu.steps.speed import Place as Address
@@ -280,29 +281,37 @@ def test_of_a_stream_its_tokens_its_end_or_what_was_told_instead_are_read() -> N
     assert describe_ends([streamed, broken, whole, broken]) == {"told": 2, "whole": 1, "cut off in silence": 1}
 
 
-async def test_models_that_cannot_sleep_leave_out_the_steps_about_sleep_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps = [each for each in STEPS if each.name.startswith(("sleep.", "swap.vllm-"))]
-    assert [each.name for each in steps] == ["sleep.level1", "swap.vllm-level1", "swap.vllm-level2", "sleep.level2"]
-    monkeypatch.setattr(swap, "SLEEP_FIELD", "no_such_field")
-    for each in steps:
-        with pytest.raises(
-            NotTriedError, match=r"^this Roundhouse has no no_such_field: its models of vLLM do not sleep$"
-        ):
-            await each.run(None)
-    monkeypatch.setattr(swap, "SLEEP_FIELD", "vllm_enforce_eager")
-    with pytest.raises(AttributeError):
-        await steps[0].run(None)
+async def test_the_seconds_of_a_swap_count_from_the_first_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told to come again has waited, too."""
+
+    class Refusing:
+        def __init__(self) -> None:
+            self.answers = [Streamed(error="come again"), Streamed("a", first_s=0.5, is_whole=True)]
+
+        async def stream(self, name: str, tokens: int) -> Streamed:
+            return self.answers.pop(0)
+
+    times = iter((10.0, 10.1, 13.0))
+    monkeypatch.setattr(swap, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    rig: Any = Refusing()
+    assert (await swap._first_token(rig, "m")).first_s == 3.5
+
+
+def test_no_prompt_of_a_round_of_speed_is_another_round_s() -> None:
+    prompts = {tuple(speed._prompt(number, turn)) for number in range(50) for turn in range(1, 7)}
+    assert len(prompts) == 300
+    heads = {each[:1] for each in prompts}
+    assert len(heads) == 6, "a prefix cache finds nothing of another round"
 
 
 def test_a_round_of_vllm_s_load_test_is_read_and_its_flags_are_its_own() -> None:
     address = Address("gateway", 8080, "none", "m")
-    words = [*bench_arguments(Path("/vllm"), address, (32, 256, 128), Path("/models/m"), Path("/out"))]
+    words = [*bench_arguments(Path("/vllm"), address, (32, 256, 128, 5), Path("/models/m"), Path("/out"))]
     assert words[:5] == ["/vllm", "bench", "serve", "--backend", "openai"]
     pairs = dict(pairwise(words))
     assert (pairs["--base-url"], pairs["--model"], pairs["--tokenizer"]) == ("http://127.0.0.1:8080", "m", "/models/m")
     assert (pairs["--max-concurrency"], pairs["--num-prompts"], pairs["--result-dir"]) == ("32", "256", "/out")
+    assert pairs["--seed"] == "5"
     result = {"completed": 256, "failed": 0, "output_throughput": 9.5, "median_ttft_ms": 7.0, "other": [1]}
     assert read_bench(result) == {"tokens_per_s": 9.5, "ttft_p50_ms": 7.0}
     for wrong in ({"failed": 1}, {"completed": 0}):
