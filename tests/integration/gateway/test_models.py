@@ -24,7 +24,7 @@ SEES = Capabilities(
     forced_tools=False,
 )
 CHATS = ("/v1/chat/completions", "/props")
-ROUTER_STATES = {"loading": "loading", "loaded": "loaded", "unloading": "loaded"}
+ROUTER_STATES = {"loading": "loading", "loaded": "loaded", "unloading": "loaded", "sleeping": "sleeping"}
 """llama-server's word for each state of ours; each other state is its `unloaded`."""
 
 
