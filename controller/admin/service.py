@@ -229,14 +229,14 @@ class DeclarationService:
         if earlier is None and len(known) >= MAX_DECLARATIONS:
             message = f"There are {MAX_DECLARATIONS} runtime declarations of {kind}: delete some, or use files."
             raise RoundhouseError("invalid_declaration", message)
-        if earlier is not None and earlier.fields == dict(fields):
-            return _view(kind, name, earlier), False
         declaration = RuntimeDeclaration(fields=dict(fields), declared_at=self._clock(), actor=actor)
         problems = self._files.check_declaration(kind, name, declaration)
         if problems:
             # Without the prefix: the caller named model and key itself.
             words = "; ".join(f"{each.field}: {each.message}" for each in problems)
             raise RoundhouseError("invalid_declaration", f"{words}.", param=problems[0].field)
+        if earlier is not None and earlier.fields == dict(fields):
+            return _view(kind, name, earlier), False
         self._files.put_declaration(kind, name, declaration)
         self._wake()
         return _view(kind, name, declaration), earlier is None

@@ -344,7 +344,9 @@ def put_declaration(
 ) -> RuntimeDeclarations:
     """Return the declarations with this one, in place of an earlier one of that kind and name."""
     declared = declarations.models if kind == "models" else declarations.keys
-    return declarations.model_copy(update={kind: {**declared, name: declaration}})
+    # Last: where it clashes with another one, it is the one that is left out and has the problem.
+    others = {other: each for other, each in declared.items() if other != name}
+    return declarations.model_copy(update={kind: {**others, name: declaration}})
 
 
 def drop_declarations(

@@ -57,10 +57,11 @@ def boot_id() -> str:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Read /proc/PID/stat; None if there is no such process. A zombie still has one."""
+    """Read /proc/PID/stat; None if there is no such process, or it is hidden (`hidepid=1`) and so another user's. A
+    zombie still has one."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command's name is in parentheses, and may itself contain parentheses.
     fields = text[text.rindex(b")") + 2 :].split()

@@ -105,12 +105,12 @@ class ProcessLogs:
         is missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied
         all the same, with a warning. Raises OSError if the log cannot be read or emptied."""
         path = self.log_path(name)
-        try:
-            if path.stat().st_size <= self._limit_bytes:
+        with self._cut_lock:  # so that it is not deleted meanwhile
+            try:
+                if path.stat().st_size <= self._limit_bytes:
+                    return
+            except FileNotFoundError:
                 return
-        except FileNotFoundError:
-            return
-        with self._cut_lock:
             _write(self._earlier_path(name), _read_last_bytes(path, self._limit_bytes // 2))
             os.truncate(path, 0)
 

@@ -429,6 +429,7 @@ class ProcessRuntime:
                     await end_processes(self._mark_of(record), 0.0, lambda: self._reap(record.name))
             except OSError as error:
                 log.warning("what %s left behind cannot be ended: %s", record.name, error)
+                return  # an event would bring the next try at once
             self._notify()
 
         self._start_task(key, work())

@@ -294,3 +294,20 @@ async def test_an_assistant_is_declared_by_source_whatever_was_declared_first(si
     assert site.wanted() == {"a": False}
     site.put("c", backend="vllm", source="hf:user/assistant")
     assert site.wanted() == {"a": False, "b": True, "c": True}
+
+
+async def test_a_change_that_clashes_is_refused_and_takes_no_other_declaration_out_of_force(site: Site) -> None:
+    await site.write("models: {}\n")
+    for name, digest in (("a", "a"), ("b", "b")):
+        site.put(name, "keys", sha256=digest * 64, tenant="team", weight=1)
+    site.put("x")
+    site.put("y")
+    with pytest.raises(RoundhouseError) as refused:
+        site.put("a", "keys", sha256=HASH, tenant="team", weight=2)
+    assert (refused.value.entry.code, refused.value.param) == ("invalid_declaration", "keys.a.weight")
+    with pytest.raises(RoundhouseError) as refused:
+        site.put("x", backend="stub", aliases=["y"])
+    assert refused.value.entry.code == "invalid_declaration"
+    state = site.files.desired_state()
+    assert state is not None
+    assert (sorted(state.keys), sorted(state.models)) == (["a", "b"], ["x", "y"])

@@ -52,6 +52,21 @@ def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [f"{NAME}.log"]
 
 
+def test_a_log_that_is_deleted_while_its_cut_waits_stays_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = ProcessLogs(tmp_path, 1000)
+    logs.log_path(NAME).write_bytes(b"x" * 2000)
+
+    class Deletes:
+        def __enter__(self) -> None:
+            logs.log_path(NAME).unlink()
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(logs, "_cut_lock", Deletes())
+    logs.bound_log(NAME)
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []
+
+
 def test_a_long_log_keeps_whole_lines_at_its_end(tmp_path: Path) -> None:
     logs = ProcessLogs(tmp_path, 1000)
     lines = [b"line %04d\n" % number for number in range(200)]

@@ -230,6 +230,20 @@ def test_an_environment_that_is_empty_for_a_moment_is_read_again(
     assert group_members(mark(tmp_path)) == [stranger]
 
 
+def test_a_process_that_is_hidden_from_this_user_is_left_out(
+    stranger: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.parent.name == "1":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert stranger in {each.process for each in list_stats()}
+
+
 def test_a_signal_reaches_exactly_the_process_that_was_meant(stranger: Process) -> None:
     send_signal(Process(stranger.pid, stranger.start_ticks - 1), signal.SIGKILL)
     send_signal(Process(2**22 + 1, 1), signal.SIGKILL)
