@@ -297,7 +297,6 @@ async def test_an_assistant_is_declared_by_source_whatever_was_declared_first(si
 
 
 async def test_a_change_that_clashes_is_refused_and_takes_no_other_declaration_out_of_force(site: Site) -> None:
-    await site.write("models: {}\n")
     for name, digest in (("a", "a"), ("b", "b")):
         site.put(name, "keys", sha256=digest * 64, tenant="team", weight=1)
     site.put("x")
@@ -310,4 +309,4 @@ async def test_a_change_that_clashes_is_refused_and_takes_no_other_declaration_o
     assert refused.value.entry.code == "invalid_declaration"
     state = site.files.desired_state()
     assert state is not None
-    assert (sorted(state.keys), sorted(state.models)) == (["a", "b"], ["x", "y"])
+    assert (sorted(state.keys), sorted(state.models)) == (["a", "b"], ["a", "x", "y"])
