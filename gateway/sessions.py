@@ -76,6 +76,7 @@ def _first_item_id(context: ResponseContext) -> str | None:
 
 
 _DIGEST_BYTES: Final = 16
+_TOO_DEEP: Final = b"nested too deeply to be encoded as JSON"
 
 
 class Beginning(NamedTuple):
@@ -89,8 +90,8 @@ class Beginning(NamedTuple):
 
 
 class Transcript:
-    """The conversation that a request carries: its messages, or the text of its prompt. `whole` and `begins_with` raise
-    RecursionError for messages that are nested too deeply to be encoded as JSON."""
+    """The conversation that a request carries: its messages, or the text of its prompt. Messages that are nested too
+    deeply to be encoded as JSON count as equal."""
 
     __slots__ = ("_beginnings", "_parts")
 
@@ -133,7 +134,10 @@ class Transcript:
             digest.update(parts.encode(errors="surrogatepass"))
         else:
             for part in parts:
-                encoded = json_bytes(part)
+                try:
+                    encoded = json_bytes(part)
+                except RecursionError:  # which would break off an admission half way
+                    encoded = _TOO_DEEP
                 digest.update(len(encoded).to_bytes(8, "big") + encoded)
         return Beginning(length, digest.digest())
 

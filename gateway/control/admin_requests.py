@@ -292,10 +292,10 @@ class RouterChanges:
         Files that other models use stay. `name`: name or alias. `actor`: who asks, for the history.
 
         Raises:
-            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded, being unloaded, or being loaded
-                while its files are not being downloaded, `models_file_kept` if its files were not downloaded, or
-                `declared_in_files`: nothing is changed then. The controller's other codes or `controller_unavailable`:
-                a part may be done already.
+            RoundhouseError: `unknown_model`, `state_conflict` if the model is loaded, sleeps, is being unloaded, or is
+                being loaded while its files are not being downloaded, `models_file_kept` if its files were not
+                downloaded, or `declared_in_files`: nothing is changed then. The controller's other codes or
+                `controller_unavailable`: a part may be done already.
         """
         view = self._view(name)
         route = view.route
@@ -306,6 +306,8 @@ class RouterChanges:
             raise RoundhouseError("models_file_kept", message, param="model")
         if route.state in (ModelState.LOADED, ModelState.UNLOADING):
             raise _conflict(route, "is loaded: unload it first")
+        if route.state is ModelState.SLEEPING:
+            raise _conflict(route, "sleeps: unload it first")
         if route.state is ModelState.LOADING and view.running_download is None:
             raise _conflict(route, "is being loaded: unload it first")
         await self._drop_declaration(route, actor)

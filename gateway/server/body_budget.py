@@ -59,6 +59,7 @@ class BodyBudget:
         self._growing: deque[BodyReservation] = deque()
         self._granted_count = 0
         self._held_bytes = 0
+        self._is_letting_in = False
         self.max_bytes = max_bytes
         self.max_held_bytes = max_bytes // 2
         """Most bytes that are held at a time."""
@@ -139,15 +140,29 @@ class BodyBudget:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._growing and self._may_grow(self._growing[0]):
+        if self._is_letting_in:
+            return  # who is let in may leave at once: the outer call goes on, and is not as deep as the queue is long
+        self._is_letting_in = True
+        try:
+            while (reservation := self._take_next()) is not None:
+                reservation.on_granted()
+        finally:
+            self._is_letting_in = False
+
+    def _take_next(self) -> BodyReservation | None:
+        """Grant room to whoever comes next, and return the reservation; None: nobody waits, or there is no room."""
+        if self._growing:
+            if not self._may_grow(self._growing[0]):
+                return None
             reservation = self._growing.popleft()
             self.used_bytes += reservation.wanted - reservation.size
             reservation.size = reservation.wanted
-            reservation.on_granted()
-        while self._waiting and not self._growing and self._fits(self._waiting[0].size):
-            next_reservation = self._waiting.popleft()
-            self._grant(next_reservation)
-            next_reservation.on_granted()
+            return reservation
+        if not self._waiting or not self._fits(self._waiting[0].size):
+            return None
+        reservation = self._waiting.popleft()
+        self._grant(reservation)
+        return reservation
 
     def _may_grow(self, reservation: BodyReservation) -> bool:
         more = reservation.wanted - reservation.size

@@ -227,6 +227,7 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours(gateway: Gatew
         route("yard-loaded"),
         route("loaded", source=PINNED),
         route("loading", state=ModelState.LOADING, source=PINNED),
+        route("asleep", state=ModelState.SLEEPING, source=PINNED),
         route("m", state=ModelState.UNLOADED, source=PINNED),
     )
     unknown = RoundhouseError("unknown_declaration", "There is none.")
@@ -234,6 +235,7 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours(gateway: Gatew
     for model, code in (
         ("loaded", "state_conflict"),
         ("loading", "state_conflict"),
+        ("asleep", "state_conflict"),
         ("hand", "models_file_kept"),
         ("files", "declared_in_files"),
         ("yard", "declared_in_files"),

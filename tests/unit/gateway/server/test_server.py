@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -534,3 +535,19 @@ def test_a_path_with_another_name(target: str) -> None:
 @pytest.mark.parametrize("target", [*UNCHANGED, *READ_AS.values()])
 def test_any_other_path_stays_as_it_is(target: str) -> None:
     assert with_declared_path(b"GET", target.encode()) == target.encode()
+
+
+def test_bodies_that_leave_as_soon_as_they_are_let_in_do_not_nest() -> None:
+    budget = BodyBudget(100)
+    holder = budget.reserve(100, lambda: None)
+    left: list[int] = []
+    waiting = {}
+
+    def leave(number: int) -> None:
+        left.append(number)
+        budget.release(waiting[number])
+
+    for number in range(2_000):
+        waiting[number] = budget.reserve(100, partial(leave, number))
+    budget.release(holder)
+    assert (left, budget.used_bytes) == (list(range(2_000)), 0)

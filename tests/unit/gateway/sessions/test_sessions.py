@@ -234,3 +234,12 @@ def test_what_was_read_of_a_request_counts_without_its_places() -> None:
     assert Transcript.of(later).begins_with(seen)
     later.prompt = Prompt(turns=(*moved[:2], Assistant(calls=(Call("c1", "f", "[]"),)), *moved[3:]))
     assert not Transcript.of(later).begins_with(seen)
+
+
+def test_messages_that_are_nested_too_deeply_fail_no_turn() -> None:
+    deep: object = 1
+    for _ in range(100_000):
+        deep = [deep]
+    long = Transcript([{"role": "user", "content": "a"}, deep])
+    assert long.begins_with(Transcript([{"role": "user", "content": "a"}]).whole())
+    assert not Transcript([{"role": "user", "content": "b"}, deep]).begins_with(long.whole())
