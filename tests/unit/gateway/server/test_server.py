@@ -541,7 +541,7 @@ def test_bodies_that_leave_as_soon_as_they_are_let_in_do_not_nest() -> None:
     budget = BodyBudget(100)
     holder = budget.reserve(100, lambda: None)
     left: list[int] = []
-    waiting = {}
+    waiting: dict[int, BodyReservation] = {}
 
     def leave(number: int) -> None:
         left.append(number)
