@@ -77,6 +77,15 @@ def write_atomic(
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that names and renames in it survive a power failure. Blocks. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def overwrite(path: Path, content: bytes) -> None:
     """Write over an existing file in place, and wait until the content is on disk.
 

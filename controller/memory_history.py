@@ -481,10 +481,8 @@ class MemorySampler:
         await self._save()
 
     def _held_mib(self, gpu: Gpu, name: str) -> int | None:
-        process_mibs = [process.mib for process in gpu.processes or () if process.replica == name]
-        known_mibs = [mib for mib in process_mibs if mib is not None]
-        if process_mibs and len(known_mibs) == len(process_mibs):
-            return sum(known_mibs)
+        if (held_mib := gpu.sum_held_mib(name)) is not None:
+            return held_mib
         if gpu.is_unified:
             return None  # it may be any process of the host whose use of main memory grew
         growth = self._growth.get(name)

@@ -71,6 +71,13 @@ class Gpu:
         """Name for people: the GPU's index; for a MIG instance, index and instance number, as `0:1`."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
+    def sum_held_mib(self, replica: str) -> int | None:
+        """Return the MiB that the processes of the replica of this name hold of the GPU. None: the driver reports none
+        of them, or not what one of them holds."""
+        held = [process.mib for process in self.processes or () if process.replica == replica]
+        known = [mib for mib in held if mib is not None]
+        return sum(known) if held and len(known) == len(held) else None
+
 
 @dataclass(frozen=True, slots=True)
 class UnreadGpu:
@@ -381,7 +388,8 @@ class Sleep:
 
     @property
     def changing_claims(self) -> Mapping[str, int]:
-        """What the replica claims while it falls asleep: of each memory the larger of both claims."""
+        """Claims while the replica falls asleep, MiB by GPU uuid or `HOST`: for each key the larger one of
+        `awake_claims` and `asleep_claims`, because both may be in use for a moment."""
         keys = self.asleep_claims.keys() | self.awake_claims.keys()
         return {key: max(self.asleep_claims.get(key, 0), self.awake_claims.get(key, 0)) for key in sorted(keys)}
 
@@ -649,14 +657,10 @@ libraries. vLLM 0.25 held 846 on an H200."""
 
 
 def read_held_mib(name: str, gpus: Iterable[Gpu]) -> dict[str, int]:
-    """Return what the driver reports that the replica holds, by GPU uuid. GPUs of which it reports nothing are left
-    out."""
-    held_mib: dict[str, int] = {}
-    for gpu in gpus:
-        for process in gpu.processes or ():
-            if process.replica == name and process.mib is not None:
-                held_mib[gpu.uuid] = held_mib.get(gpu.uuid, 0) + process.mib
-    return held_mib
+    """Return the MiB that the replica of this name holds, by GPU uuid. GPUs of which that is not known are left out
+    (`Gpu.sum_held_mib`), and so are MIG instances, because drivers differ about their processes."""
+    held_mib = {gpu.uuid: gpu.sum_held_mib(name) for gpu in gpus if gpu.mig is None}
+    return {uuid: mib for uuid, mib in held_mib.items() if mib is not None}
 
 
 SLEEP_SETTLED_S: Final = 15.0

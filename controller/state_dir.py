@@ -131,14 +131,16 @@ class LastGateway(BaseModel):
 
 
 class SleepRecord(BaseModel):
-    """What must be known of a replica that can sleep: what it answered to its canary when it was first ready, the Unix
-    time since which it sleeps (None: it is awake), and the end and the seconds of its last wake (None: there was
-    none)."""
+    """Stored state of one replica that can sleep. Times are Unix seconds."""
 
     canary: str
+    """Text that the engine answered to the canary request when it was first ready. It must come again after a wake."""
     since: float | None = None
+    """Time since which the replica sleeps; None: it is awake."""
     woken_at: float | None = None
+    """Time at which the last wake ended; None: there was none."""
     wake_s: float | None = None
+    """Seconds that the last wake took; None: there was none."""
 
 
 class StoredState(BaseModel):

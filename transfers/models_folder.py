@@ -17,6 +17,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from common.atomic_write import sync_folder
 from contract.downloads import DownloadRecord
 from contract.errors import RoundhouseError
 from contract.model_reference import validate_file_path
@@ -73,7 +74,8 @@ class RecordStore:
     def write(self, record: DownloadRecord) -> None:
         """Store a record, over one with the same id. It is on disk when this returns; a reader sees the old record or
         the new one. `read_all` must have made the folder. Two threads must not write the same record at the same time.
-        Blocks. Raises OSError; the old record is then unchanged."""
+        Blocks. Raises OSError; the old record is then unchanged, or the new one is in place and may be lost by a power
+        failure, where the folder itself cannot be synced."""
         path = self._folder / f"{record.id}.json"
         new_path = path.with_name(f".{path.name}.new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,7 +86,7 @@ class RecordStore:
                 adopt_rights(file.fileno(), self._folder)
                 os.fsync(file.fileno())
             new_path.replace(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except OSError:
             new_path.unlink(missing_ok=True)
             raise
@@ -100,14 +102,6 @@ class RecordStore:
             adopt_rights(descriptor, self._folder.parent)
         finally:
             os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 OWN_FOLDER: Final = ".roundhouse"

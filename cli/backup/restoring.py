@@ -31,9 +31,9 @@ from cli.backup.snapshot import (
     describe_file,
     has_documents,
     read_archive,
-    sync_folder,
     write_new,
 )
+from common.atomic_write import sync_folder
 from common.sqlite_files import RETRIEVAL_FOLDER, check_content, remove_side_files
 from controller.config.parse import is_read
 from controller.state_dir import LOCK_NAME

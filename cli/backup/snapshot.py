@@ -50,7 +50,7 @@ from cli.backup.manifest import (
     hash_of_original,
     parse_manifest,
 )
-from common.atomic_write import PRIVATE_MODE, give_to_owner
+from common.atomic_write import PRIVATE_MODE, give_to_owner, sync_folder
 from common.sqlite_files import (
     CATALOG_NAME,
     ORIGINALS_FOLDER,
@@ -259,15 +259,6 @@ def _as_damage() -> Iterator[None]:
 
 BUSY_S: Final = 5.0
 """Seconds to wait for a database that another program has locked."""
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that renames in it survive a power failure. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def copy_database(source: Path, copy: Path) -> list[Path]:

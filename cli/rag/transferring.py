@@ -26,10 +26,10 @@ from typing import IO, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cli.backup.snapshot import sync_folder
 from cli.gateway_client import RefusedError
 from cli.output import CommandError, ExitCode
 from cli.rag.client import RagClient
+from common.atomic_write import sync_folder
 from controller import __version__
 
 PARTIAL_SUFFIX: Final = ".partial"

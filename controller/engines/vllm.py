@@ -687,6 +687,7 @@ class VllmServeDefinition(VllmFields):
 
 
 _GUARD: Final = "roundhouse_route_guard"
+# Read at import, with the code beside it: it is the code of another program.
 _GUARD_TEXT: Final = files("controller.engines").joinpath("vllm_guard.py").read_text(encoding="utf-8")
 _CANARY: Final = {
     "prompt": "The first ten prime numbers are 2, 3, 5,",

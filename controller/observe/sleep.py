@@ -27,11 +27,13 @@ class SleepError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SleepTarget:
-    """One engine, its routes, and its token (None: it checks none)."""
+    """An engine that a `Sleeper` puts to sleep or wakes."""
 
     base_url: str
+    """URL of the engine's HTTP server, without a path."""
     calls: SleepCalls
     token: str | None = field(default=None, repr=False)
+    """Bearer token that the engine checks; None: it checks none."""
 
 
 class Sleeper(Protocol):

@@ -41,10 +41,9 @@ def measure_gpu_use(
 
 def _processes_mib(gpu: Gpu, name: str, growth_mib: int | None) -> int | None:
     processes = gpu.processes or ()
-    own_mibs = [process.mib for process in processes if process.replica == name]
-    known_mibs = [mib for mib in own_mibs if mib is not None]
-    if own_mibs:
-        return sum(known_mibs) if len(known_mibs) == len(own_mibs) else growth_mib
+    if any(process.replica == name for process in processes):
+        held_mib = gpu.sum_held_mib(name)
+        return growth_mib if held_mib is None else held_mib
     # A driver may tell no process at all and call that success (WSL2), and whose a process is may be unknown. Where
     # another replica's is told here, with its memory, this one's would be.
     tells_ours = any(process.replica is not None and process.mib is not None for process in processes)

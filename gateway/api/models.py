@@ -325,7 +325,8 @@ def _declare_lists(
 def _declare_events(routes: HttpRoutes, live: LiveRoutes, events: ModelEventLog, heartbeat_s: float) -> None:
     @routes.add(_route("GET", ROUTER_PROPS, "Properties of the router", answer=dict[str, Any]))
     async def props(request: Request) -> dict[str, Any]:
-        """What `GET /props` answers where no model is named, as llama-server's router does."""
+        """Return the router's own properties, as llama-server's router does for `GET /props` without `model`. Only
+        models that the caller may see are counted."""
         return describe_router(live, request.state.caller.may_see_model)
 
     @routes.add(

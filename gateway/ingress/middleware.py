@@ -54,11 +54,12 @@ class UndeclaredRouteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RouteDeclaration:
-    """What the endpoint of a route declares: the access, and whether `gateway.server` takes the route's requests before
-    the framework sees them (`is_direct`)."""
+    """Access rule of one route, which `require_access` attaches to the function that serves the route."""
 
     access: Access
+    """Who may call the route."""
     is_direct: bool = False
+    """Whether `gateway.server` serves the route's requests itself, so that they never reach the framework."""
 
 
 def require_access(access: Access, *, is_direct: bool = False) -> Callable[[Endpoint], Endpoint]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from common.atomic_write import PRIVATE_MODE
+from common.atomic_write import PRIVATE_MODE, sync_folder
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY: Final = "incoming"
@@ -158,13 +158,5 @@ class IncomingOriginal:
         target.parent.mkdir(exist_ok=True, mode=0o700)
         self._path.replace(target)
         for folder in (target.parent, target.parent.parent):
-            _sync_folder(folder)
+            sync_folder(folder)
         return self.sha256
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -68,3 +68,9 @@ def test_what_a_replica_holds_is_the_sum_of_its_processes_on_each_gpu() -> None:
 def test_while_it_changes_it_claims_the_larger_of_both() -> None:
     sleep = Sleep({"A": 20, HOST: 300}, {"A": 500, "B": 10, HOST: 50})
     assert sleep.changing_claims == {"A": 500, "B": 10, HOST: 300}
+
+
+def test_what_is_known_in_part_or_of_a_mig_instance_counts_as_unknown() -> None:
+    in_part = Gpu("A", 0, "x", 1_000, processes=(GpuProcess(1, 70, "e", "m-0"), GpuProcess(2, None, "e", "m-0")))
+    instance = Gpu("M", 1, "x", 1_000, processes=(GpuProcess(1, 70, "e", "m-0"),), mig=0)
+    assert read_held_mib("m-0", (in_part, instance)) == {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.planning.actions import Plan
+from controller.planning.actions import Plan, PutToSleep
 from controller.planning.eviction import FRESH_DEMAND_S, EvictionDecision, _join_names, decide_evictions
 from controller.planning.eviction_candidates import (
     LONGEST_RESIDENCY_S,
@@ -698,7 +698,8 @@ def test_an_empty_one_sleeps_once_main_memory_holds_it_and_nobody_is_busy_on_its
     made = planned([a], [leaves], gpus=(GPU,))
     assert told(made) == ["sleep a"]
     [action] = made.actions
-    assert getattr(action, "claims") == {"G": 900, HOST: 300}  # noqa: B009 - of one kind of action
+    assert isinstance(action, PutToSleep)
+    assert action.claims == {"G": 900, HOST: 300}
     c = wanted(on_gpu("c", 50), since=LONG_AGO)
     loads = engine("c", {"G": 50}, ready_since=None, health=Health.STARTING, started_at=NOW - 5)
     busy = planned([a, c], [leaves, loads], gpus=(GPU,))
