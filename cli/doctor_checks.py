@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from controller.hosts import Gpu, Host
 from controller.planning.placement import advise_smaller, explain_never_fits
-from controller.state import DesiredModel, Gpu, ObservedState, Requirement
+from controller.state import DesiredModel, ObservedState, Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,13 +413,13 @@ def check_memory(facts: HostFacts) -> Iterator[Finding]:
 def build_host(gpus: tuple[Gpu, ...], has_unread_gpus: bool, total_mib: int, engines_mib: int | None) -> ObservedState:
     """Return the observation of a host on which nothing runs. `total_mib`: its main memory; `engines_mib`: what of it
     the settings allow engines, None for all. With GPUs that cannot be read, none is known."""
-    return ObservedState(
-        0.0,
+    host = Host(
         gpus=None if has_unread_gpus else gpus,
         unified_gpus=frozenset(gpu.uuid for gpu in gpus if gpu.is_unified),
-        host_mib=engines_mib or total_mib,
-        is_host_limited=engines_mib is not None and engines_mib < total_mib,
+        memory_mib=engines_mib or total_mib,
+        is_memory_limited=engines_mib is not None and engines_mib < total_mib,
     )
+    return ObservedState(0.0, hosts=(host,))
 
 
 HOST_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(

@@ -47,8 +47,8 @@ from controller.runtimes.nvml import NvmlReader
 
 if TYPE_CHECKING:
     from contract.desired import Definition
+    from controller.hosts import Gpu
     from controller.settings import ControllerSettings
-    from controller.state import Gpu
 
 
 GPU_TIMEOUT_S: Final = 10.0

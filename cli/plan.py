@@ -260,9 +260,9 @@ def _find_oversized(
     import psutil
 
     from cli.doctor_checks import build_host
+    from controller.hosts import Gpu
     from controller.memory_estimator import predict_declared
     from controller.planning.placement import explain_never_fits
-    from controller.state import Gpu
 
     models, requirements = predict_declared(
         {**parsed.definitions, **placed}, parsed.declared_models, settings.models.absolute()

@@ -24,7 +24,11 @@ def _index_as_name(value: object) -> object:
 
 
 GpuName = Annotated[str, BeforeValidator(_index_as_name, json_schema_input_type=str | int)]
-"""A GPU's uuid, or its index in PCI order. The file may have the index as a number."""
+"""A GPU's uuid, or its index in PCI order, on one of several hosts with the host's name: `b/0`. The file may have the
+index as a number."""
+
+HostChoice = Annotated[str, Field(min_length=1, max_length=130, pattern=r"^[a-z0-9][a-z0-9._=-]*$")]
+"""The name of a host, or a label of hosts and its value: `gpu=h200`."""
 
 Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[GpuName], Field(min_length=1)]
 
@@ -131,6 +135,11 @@ class Definition(BaseModel):
     gpus: Annotated[Gpus | None, Settable.HOST_GPUS] = Field(
         default=None,
         description="GPUs of one replica: their number (0: no GPU), or a list of their UUIDs or indices.",
+    )
+    hosts: Annotated[list[HostChoice], Settable.ALWAYS] = Field(
+        default_factory=list,
+        description="Hosts that may run the model, in an installation with several: names, or labels as `label=value`; "
+        "default: any.",
     )
     device: Annotated[Literal["auto", "cuda", "cpu"] | None, Settable.ALWAYS] = Field(
         default=None,

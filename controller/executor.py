@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from controller.downloads.service import SourceDownloader, SourceDownloadError
 from controller.engines import REPLICA_ENGINES
 from controller.engines.base import Verdict
+from controller.hosts import is_memory_key
 from controller.observe.sleep import Sleeper, SleepError, SleepTarget
 from controller.planning.actions import (
     Action,
@@ -43,7 +44,6 @@ from controller.runtimes.base import (
     replica_token,
 )
 from controller.state import (
-    HOST,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
@@ -53,7 +53,9 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
+    PullKey,
     ReplicaId,
     ReplicaKey,
     StartFailure,
@@ -101,12 +103,12 @@ def decide_mention(known: Refusal | None, error: str, now: float) -> Refusal | N
 
 
 async def run_preflight(
-    runtime: Runtime, model: DesiredModel, *, redact: Redact, clock: Callable[[], float]
+    runtime: Runtime, model: DesiredModel, *, host: str = "", redact: Redact, clock: Callable[[], float]
 ) -> PreflightResult:
-    """Check on the host whether the model could start, and return the result, with secrets masked. Starts nothing. An
+    """Check on a host whether the model could start, and return the result, with secrets masked. Starts nothing. An
     exception of the runtime is not raised: it becomes a failed result, dated by `clock` (Unix time in seconds)."""
     try:
-        result = await runtime.check_preflight(model.name, model.definition, model.image)
+        result = await runtime.check_preflight(model.name, model.definition, model.image, host)
     except RuntimeUnavailableError as error:
         result = PreflightResult(False, clock(), str(error), plain=UNAVAILABLE)
     except Exception as fault:
@@ -129,15 +131,15 @@ class OperationState:
 
     pending: dict[str, PendingOp] = field(default_factory=dict)
     """The operation of each replica, by replica name, until an observation that began after its end."""
-    preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
-    """The last result by (model, spec hash)."""
-    preflighting: dict[tuple[str, str], object] = field(default_factory=dict)
-    """Preflights under way, by (model, spec hash), each with a unique mark. A result whose mark is no longer here is
+    preflights: dict[PreflightKey, PreflightResult] = field(default_factory=dict)
+    """The last results."""
+    preflighting: dict[PreflightKey, object] = field(default_factory=dict)
+    """Preflights under way, each with a unique mark. A result whose mark is no longer here is
     dropped, because its preflight was forgotten or issued again meanwhile."""
-    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
-    """What the log last said about failing preflights, by (model, spec hash)."""
-    pulls: dict[str, Failure | None] = field(default_factory=dict)
-    """Image to its failed pull; None: its pull is under way."""
+    refusals: dict[PreflightKey, Refusal] = field(default_factory=dict)
+    """What the log last said about failing preflights."""
+    pulls: dict[PullKey, Failure | None] = field(default_factory=dict)
+    """Image and host to the failed pull; None: its pull is under way."""
     downloads: dict[str, Failure | None] = field(default_factory=dict)
     """Source to its failed download; None: its download is under way."""
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
@@ -189,7 +191,7 @@ class OperationState:
         for name, replica in (current | previous).items():
             had_ended = name in previous and replica.phase is Phase.EXITED
             if not had_ended and (name not in current or current[name].phase is Phase.EXITED):
-                self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
+                self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if not is_memory_key(uuid)), now))
 
     def note_attempts(self, replicas: Iterable[ReplicaId]) -> None:
         """Raise the attempt numbers in `attempts` to those of replicas that are being started or were seen, so that no
@@ -211,13 +213,15 @@ class OperationState:
         known until `forget_finished` drops it. Raises KeyError if there is no operation of that replica."""
         self.pending[name] = replace(self.pending[name], finished_at=now)
 
-    def forget_finished(self, began_at: float) -> None:
+    def forget_finished(self, began_at: float, silent_hosts: Collection[str] = ()) -> None:
         """Drop the operations that ended before `began_at`, the Unix time at which an observation began: it shows their
-        effects. Also drop those whose end lies more than 60 s (`CLOCK_SLACK_S`) after it: the clock was set back."""
+        effects, except on the hosts that did not answer it. Also drop those whose end lies more than 60 s
+        (`CLOCK_SLACK_S`) after it: the clock was set back."""
         finished_names = [
             name
             for name, operation in self.pending.items()
             if operation.finished_at is not None
+            and operation.host not in silent_hosts
             and (operation.finished_at < began_at or operation.finished_at > began_at + CLOCK_SLACK_S)
         ]
         for name in finished_names:
@@ -229,20 +233,22 @@ class OperationState:
         verdict: Verdict,
         now: float,
         *,
+        host: str = "",
         ready_for_s: float | None = None,
         began_at: float | None = None,
     ) -> Failure:
-        """Count a failure of a replica towards the backoff of its key, and return the key's failures so far. `now` is
-        Unix time. `ready_for_s` says for how many seconds the replica had been ready; None: never, or its ready time
-        does not count. `began_at` is the Unix time of the start that failed; None: the engine had been ready, so that
-        its start did not fail."""
+        """Count a failure of a replica on `host` towards the backoff of its key there, and return the key's failures so
+        far. `now` is Unix time. `ready_for_s` says for how many seconds the replica had been ready; None: never, or its
+        ready time does not count. `began_at` is the Unix time of the start that failed; None: the engine had been
+        ready, so that its start did not fail."""
         if began_at is not None:
             failed_starts = self.start_failures.get(replica.key, ())
             words = verdict.message if verdict.plain is None else verdict.plain
             failed_start = StartFailure(words, max(0.0, now - began_at))
             self.start_failures[replica.key] = (*failed_starts, failed_start)[-MOST_START_FAILURES:]
-        failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
-        self.failures[replica.key] = failure
+        key = replace(replica.key, host=host)
+        failure = next_failure(self.failures.get(key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
+        self.failures[key] = failure
         return failure
 
     def prune_state(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
@@ -259,7 +265,7 @@ class OperationState:
         current_specs = {
             (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
         }
-        proven_keys = {replica.id.key for replica in replicas if has_recovered(replica, now)}
+        proven_keys = {replica.failure_key for replica in replicas if has_recovered(replica, now)}
         self.failures = {
             key: failure
             for key, failure in self.failures.items()
@@ -270,8 +276,8 @@ class OperationState:
             for key, failed_starts in self.start_failures.items()
             if (key.model, key.spec_hash) in current_specs
         }
-        self.preflights = {key: result for key, result in self.preflights.items() if key in current_specs}
-        self.refusals = {key: refusal for key, refusal in self.refusals.items() if key in current_specs}
+        self.preflights = {key: result for key, result in self.preflights.items() if key[:2] in current_specs}
+        self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[:2] in current_specs}
         replica_names = {replica.name for replica in replicas}
         staying_names = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
         self.drains = {name: drain for name, drain in self.drains.items() if name in replica_names - staying_names}
@@ -281,9 +287,9 @@ class OperationState:
         self.asleep_mib = {key: mib for key, mib in self.asleep_mib.items() if key in current_specs}
         images = {model.image for model in desired.models.values()}
         self.pulls = {
-            image: failure_state
-            for image, failure_state in self.pulls.items()
-            if failure_state is None or image in images
+            key: failure_state
+            for key, failure_state in self.pulls.items()
+            if failure_state is None or key.image in images
         }
         sources = {model.missing_source for model in desired.models.values()}
         self.downloads = {
@@ -309,15 +315,16 @@ class OperationState:
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
         self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[0] != model.name}
-        if model.image is not None and self.pulls.get(model.image) is not None:
-            del self.pulls[model.image]
+        self.pulls = {
+            key: failure for key, failure in self.pulls.items() if failure is None or key.image != model.image
+        }
         if model.missing_source is not None and self.downloads.get(model.missing_source) is not None:
             del self.downloads[model.missing_source]
 
     def list_failed(self, models: Iterable[DesiredModel]) -> list[DesiredModel]:
         """Return those of the models whose last check or start failed, of their present definition: they wait for the
         next try, or for nothing but an edit."""
-        failed_keys = {key for key, result in self.preflights.items() if not result.ok}
+        failed_keys = {(key.model, key.spec_hash) for key, result in self.preflights.items() if not result.ok}
         failed_keys |= {(key.model, key.spec_hash) for key in self.failures}
         return [model for model in models if (model.name, model.spec_hash) in failed_keys]
 
@@ -331,7 +338,7 @@ class OperationState:
         """Record that the replica `name` sleeps since `now`, Unix time, and has let go of memory on the GPUs among
         `claims`. Its drain is over."""
         self.sleepers[name] = self.sleepers[name].model_copy(update={"since": now})
-        self.left_at.update(dict.fromkeys((uuid for uuid in claims if uuid != HOST), now))
+        self.left_at.update(dict.fromkeys((uuid for uuid in claims if not is_memory_key(uuid)), now))
         self.drains.pop(name, None)
 
     def note_awake(self, name: str, began_at: float, now: float) -> None:
@@ -479,11 +486,11 @@ class Executor:
 
     def _preflight(self, action: Preflight, desired: DesiredState) -> None:
         model = desired.models[action.model]
-        key = (action.model, action.spec_hash)
+        key = PreflightKey(action.model, action.spec_hash, action.host)
         mark = self._memory.preflighting[key] = object()
 
         async def work() -> None:
-            result = await run_preflight(self._runtime, model, redact=self._redact, clock=self._clock)
+            result = await run_preflight(self._runtime, model, host=action.host, redact=self._redact, clock=self._clock)
             if self._memory.preflighting.get(key) is not mark:
                 return
             del self._memory.preflighting[key]
@@ -493,8 +500,9 @@ class Executor:
 
         self._spawn(work())
 
-    def _log_preflight(self, key: tuple[str, str], result: PreflightResult) -> None:
-        model, now = key[0], self._clock()
+    def _log_preflight(self, key: PreflightKey, result: PreflightResult) -> None:
+        model = f"{key.model} on host {key.host}" if key.host else key.model
+        now = self._clock()
         if result.error is None:
             if self._memory.refusals.pop(key, None) is not None:
                 log.info("%s can be started by now", model)
@@ -510,21 +518,23 @@ class Executor:
             log.warning("%s still cannot be started, for %d min by now: %s", model, minutes, mention.error)
 
     def _pull(self, action: PullImage) -> None:
-        previous_failure = self._memory.pulls.get(action.image)
-        if action.image in self._memory.pulls and previous_failure is None:
+        key = PullKey(action.image, action.host)
+        previous_failure = self._memory.pulls.get(key)
+        if key in self._memory.pulls and previous_failure is None:
             return  # under way for another model
-        self._memory.pulls[action.image] = None
+        self._memory.pulls[key] = None
 
         async def work() -> None:
             try:
-                await self._runtime.pull_image(action.image)
-                self._memory.pulls.pop(action.image, None)
-                self._memory.preflights.clear()
+                await self._runtime.pull_image(action.image, action.host)
+                self._memory.pulls.pop(key, None)
+                preflights = self._memory.preflights
+                self._memory.preflights = {each: preflights[each] for each in preflights if each.host != action.host}
             except Exception as error:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the pull of %s failed", action.image)
                 plain = f"image {action.image} is missing and cannot be pulled"
-                self._memory.pulls[action.image] = self._count_failure(previous_failure, action.model, plain, error)
+                self._memory.pulls[key] = self._count_failure(previous_failure, action.model, plain, error)
             self._wake()
 
         task = self._spawn(work())
@@ -565,7 +575,9 @@ class Executor:
     def _start(self, action: Start, desired: DesiredState) -> None:
         model = desired.models[action.id.model]
         name = replica_name(self._options.instance, action.id)
-        self._memory.begin_operation(name, PendingOp(OpKind.START, action.id, action.claims, self._clock()))
+        self._memory.begin_operation(
+            name, PendingOp(OpKind.START, action.id, action.claims, self._clock(), host=action.host)
+        )
         request = StartRequest(
             id=action.id,
             name=name,
@@ -574,6 +586,7 @@ class Executor:
             image=model.image,
             token=self.replica_token(name),
             claims=action.claims,
+            host=action.host,
         )
 
         async def work() -> None:
@@ -596,7 +609,7 @@ class Executor:
         verdict = replace(verdict, message=self._redact(action.model, verdict.message, name))
         log.warning("start of %s failed: %s", name, verdict.message)
         began_at = self._memory.pending[name].began_at
-        self._memory.record_failure(action.id, verdict, self._clock(), began_at=began_at)
+        self._memory.record_failure(action.id, verdict, self._clock(), host=action.host, began_at=began_at)
 
     def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
         """Stop or remove a replica. A failed one counts as a failure when its end is first issued, and only once."""
@@ -607,11 +620,13 @@ class Executor:
             ready_since = replica.ready_since if isinstance(action, Remove) or action.served else None
             ready_for_s = None if ready_since is None else now - ready_since
             began_at = replica.created_at if replica.ready_since is None else None
-            self._memory.record_failure(action.id, action.failure, now, ready_for_s=ready_for_s, began_at=began_at)
+            self._memory.record_failure(
+                action.id, action.failure, now, host=replica.host, ready_for_s=ready_for_s, began_at=began_at
+            )
             log.warning("%s failed: %s", action.name, action.failure.message)
             # The next plan decides when to start again, which may be at once.
             self._wake()
-        self._memory.begin_operation(action.name, PendingOp(kind, action.id, replica.claims, now))
+        self._memory.begin_operation(action.name, PendingOp(kind, action.id, replica.claims, now, host=replica.host))
 
         async def work() -> None:
             try:
@@ -644,7 +659,9 @@ class Executor:
 
     def _wake_replica(self, action: Wake, desired: DesiredState, replica: ObservedReplica) -> None:
         model, began_at = desired.models[action.model], self._clock()
-        self._memory.begin_operation(action.name, PendingOp(OpKind.WAKE, action.id, action.claims, began_at))
+        self._memory.begin_operation(
+            action.name, PendingOp(OpKind.WAKE, action.id, action.claims, began_at, host=replica.host)
+        )
 
         async def work() -> None:
             canary = await self._sleeper.wake_engine(self._sleep_target(model, replica))

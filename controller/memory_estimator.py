@@ -21,7 +21,8 @@ from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_o
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import REPLICA_ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.hosts import Gpu
+from controller.state import DesiredModel, Requirement
 from controller.state_dir import StoredState
 
 log = logging.getLogger(__name__)

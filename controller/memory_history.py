@@ -26,13 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.atomic_write import write_atomic
 from controller.engines import spec_hash
+from controller.hosts import Gpu, is_memory_key
 from controller.model_status import Round
 from controller.planning.gpu_use import SETTLED_S, measure_gpu_use
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.state import (
-    HOST,
     DesiredModel,
-    Gpu,
     Health,
     HeldMemory,
     ObservedReplica,
@@ -329,11 +328,11 @@ class MemorySampler:
         self._sampled_at = {name: at for name, at in self._sampled_at.items() if name in names}
         self._held = {name: held for name, held in self._held.items() if name in names}
         gpus = last_round.observed.gpus or ()
-        read_uuids = {HOST, *(gpu.uuid for gpu in gpus)}
+        read_uuids = {gpu.uuid for gpu in gpus}
         for replica in last_round.observed.replicas:
             model = last_round.desired.models.get(replica.id.model)
             # What is held on a GPU that cannot be read is not known, which is not nothing.
-            if model is None or not _is_serving(replica, model) or not replica.claims.keys() <= read_uuids:
+            if model is None or not _is_serving(replica, model) or not _claimed_gpus(replica) <= read_uuids:
                 continue
             if self._is_due(replica, last_round.observed.at) or self._has_grown(replica, gpus):
                 self._spawn(replica.name, self._sample_replica(replica, model, gpus))
@@ -468,7 +467,7 @@ class MemorySampler:
         self._sampled_at[replica.name] = now
         if per_gpu_mib is None and host_mib is None:
             return
-        claimed_mib = max((mib for uuid, mib in replica.claims.items() if uuid != HOST), default=None)
+        claimed_mib = max((mib for uuid, mib in replica.claims.items() if not is_memory_key(uuid)), default=None)
         if per_gpu_mib is not None and claimed_mib is not None and per_gpu_mib > claimed_mib:
             log.info("%s holds %s MiB of a GPU, of which it claims %s: raised", replica.name, per_gpu_mib, claimed_mib)
         held = HeldMemory(per_gpu_mib, host_mib)
@@ -518,6 +517,10 @@ class MemorySampler:
             # What only tells must not take away what acts; nor is it tried in every round.
             log.exception("the look at the memory of %s failed", key)
             self._sampled_at[key] = self._clock()
+
+
+def _claimed_gpus(replica: ObservedReplica) -> set[str]:
+    return {key for key in replica.claims if not is_memory_key(key)}
 
 
 def _is_serving(replica: ObservedReplica, model: DesiredModel) -> bool:

@@ -158,12 +158,13 @@ def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool
 
 
 def is_routable(replica: ObservedReplica) -> bool:
-    """Return whether gateways may send new requests to the replica: its engine runs, is ready, does not drain, and has
-    an address. It may run an older definition than the declared one."""
+    """Return whether gateways may send new requests to the replica: its host answers, and its engine runs, is ready,
+    does not drain, and has an address. It may run an older definition than the declared one."""
     return (
         replica.phase is Phase.RUNNING
         and replica.health is Health.READY
         and replica.draining is None
+        and replica.silent is None
         and replica.base_url is not None
     )
 
@@ -177,7 +178,9 @@ def _model_state(
     observed: ObservedState,
 ) -> ModelState:
     if model.replicas == 0:
-        is_running = any(replica.phase is Phase.RUNNING and not replica.is_asleep for replica in replicas)
+        is_running = any(
+            each.phase is Phase.RUNNING and not each.is_asleep and each.silent != "lost" for each in replicas
+        )
         if is_running or pending & {OpKind.START, OpKind.STOP, OpKind.SLEEP, OpKind.WAKE}:
             return ModelState.UNLOADING
         is_asleep = any(replica.is_asleep and replica.fault is None for replica in replicas)
@@ -188,6 +191,7 @@ def _model_state(
     is_attempted = any(kind.is_coming for kind in pending) or any(
         replica.phase is Phase.RUNNING and replica.id.spec_hash == model.spec_hash and replica.ready_since is None
         for replica in replicas
+        if replica.silent is None
     )
     has_failed = any(item.failed for item in blocked)
     return ModelState.FAILED if has_failed and not is_attempted else ModelState.LOADING
@@ -226,7 +230,9 @@ def _plain_words(error: str, plain: str | None) -> str:
 def _find_failure(model: DesiredModel, observed: ObservedState) -> Failure | None:
     """Return the failures of the first replica that has any."""
     failures = (
-        observed.failures.get(ReplicaKey(model.name, index, model.spec_hash)) for index in range(model.replicas)
+        observed.failures.get(ReplicaKey(model.name, index, model.spec_hash, host.name))
+        for index in range(model.replicas if observed.failures else 0)
+        for host in observed.hosts
     )
     return next((each for each in failures if each is not None), None)
 
@@ -252,6 +258,8 @@ def _replica_status(
 def _phase_text(replica: ObservedReplica) -> str:
     if replica.phase is Phase.EXITED:
         return "ended"
+    if replica.silent is not None:
+        return replica.silent
     if replica.draining is not None:
         return "draining"
     return "starting" if replica.phase is Phase.CREATED else replica.health.value
@@ -266,6 +274,7 @@ def is_starting(model: DesiredModel, replica: ObservedReplica) -> bool:
         and replica.phase is Phase.RUNNING
         and replica.id.spec_hash == model.spec_hash
         and replica.ready_since is None
+        and replica.silent is None
     )
 
 
@@ -277,7 +286,7 @@ def model_progress(
     progress, 0 to 1, that their engines report. None: no replica is wanted, or the progress of none is known."""
     by_index: dict[int, float] = {}
     for replica in replicas:
-        if replica.phase is not Phase.RUNNING or replica.id.spec_hash != model.spec_hash:
+        if replica.phase is not Phase.RUNNING or replica.id.spec_hash != model.spec_hash or replica.silent is not None:
             continue
         fraction = 1.0 if replica.health is Health.READY else fractions.get(replica.name)
         if fraction is not None and replica.id.index < model.replicas:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from watchfiles import awatch
 
@@ -24,6 +24,7 @@ from controller.desired.source import DesiredStateSource
 from controller.engines import REPLICA_ENGINES
 from controller.engines.base import SleepCalls
 from controller.executor import Executor, OperationState
+from controller.hosts import Host, HostState, is_memory_key, memory_key
 from controller.memory_estimator import Requirements
 from controller.model_status import Round, assess_models, is_starting
 from controller.observe.gateway_hub import GatewayHub, RemoteDraining, RemoteHealth
@@ -40,6 +41,7 @@ from controller.planning.draining import (
     is_drained,
     proves_idle,
 )
+from controller.planning.hosts import judge_hosts
 from controller.planning.model_traffic import idle_span_by_model, traffic_by_model
 from controller.planning.plan import plan
 from controller.redaction import Redact, mask_text, redact_nothing
@@ -47,14 +49,12 @@ from controller.routing_table import build_permissions, build_routes, find_addre
 from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailableError, SeenReplica
 from controller.state import (
     ASLEEP_MIB,
-    HOST,
     SLEEP_SETTLED_S,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
     Draining,
     Exit,
-    Gpu,
     Health,
     HeldMemory,
     ObservedReplica,
@@ -189,6 +189,9 @@ class DesiredSource(Protocol):
     def request_reload(self, models: Sequence[str]) -> None:
         """Record a request for each of these models now, and end their evictions, so that they are wanted again."""
 
+    def drained_hosts(self) -> Mapping[str, float]:
+        """Return the hosts that an operator drains, by name, to the Unix time of that."""
+
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         """Store the highest attempt number of each replica, for every later controller."""
 
@@ -215,8 +218,13 @@ class RoundSources:
     redact: Redact = redact_nothing
     progress: LoadProgress | None = None
     """None: no load fraction is known."""
+    read_hosts: Callable[[], Awaitable[tuple[Host, ...]]] | None = None
+    """Returns the hosts of an installation with several, each `ready`, `silent` or `refused`. None: the runtime's host
+    is the only one."""
+    host_lost_s: float = 15.0
+    """Seconds without a word of a host until others take over what ran there."""
     host_mib: int | None = None
-    """Main memory, in MiB, that all engines may take together. None: no limit."""
+    """Main memory of the only host, in MiB, that all engines may take together. None: no limit."""
     is_host_limited: bool = False
     """Whether a setting keeps `host_mib` below the machine's main memory."""
     requirements: Requirements | None = None
@@ -263,9 +271,7 @@ class Reconciler:
         self._desired, self._prober, self._remotes = sources.desired, sources.prober, sources.remotes
         self._up_since = sources.clock()
         self._remote_drains = RemoteDraining()
-        self._gpus: tuple[Gpu, ...] | None = ()
-        self._unified_gpus: frozenset[str] = frozenset()
-        """Uuids of the GPUs that were ever seen to use main memory instead of memory of their own."""
+        self._hosts: tuple[Host, ...] = (Host(),)
         self._idle_proof_due_at: float | None = None
         """When the next probe of an idle engine can prove that it holds no request of a lost gateway. None: no engine
         is waiting for that."""
@@ -422,11 +428,10 @@ class Reconciler:
         began_at = self._clock()
         await self._desired.refresh_files(began_at)
         seen_replicas = await self.sources.runtime.list_replicas()
-        self._gpus = await self.sources.runtime.read_gpus()
-        self._unified_gpus |= {gpu.uuid for gpu in self._gpus or () if gpu.is_unified}
-        unread_gpus = self.sources.runtime.list_unread_gpus()
+        self._hosts, is_cut_off = await self._observe_hosts()
+        gpus = ObservedState(began_at, hosts=self._hosts).gpus
         self._memory.note_attempts(replica.id for replica in seen_replicas)
-        self._memory.forget_finished(began_at)
+        self._memory.forget_finished(began_at, [each.name for each in self._hosts if each.state is HostState.SILENT])
         self._hub.forget_lost()
         desired = self._desired.desired_state()
         self._track(desired, seen_replicas)
@@ -435,7 +440,7 @@ class Reconciler:
             await self._remotes.wait_for_first_round(self._memory.loaded_once)
         models = desired.models.values() if desired is not None else ()
         requirements = (
-            await self.sources.requirements.requirements_of(models, self._gpus)
+            await self.sources.requirements.requirements_of(models, gpus)
             if self.sources.requirements is not None
             else {}
         )
@@ -455,11 +460,8 @@ class Reconciler:
         observed = ObservedState(
             at=now,
             replicas=replicas,
-            gpus=self._gpus,
-            unread_gpus=unread_gpus,
-            unified_gpus=self._unified_gpus,
-            host_mib=self.sources.host_mib,
-            is_host_limited=self.sources.is_host_limited,
+            hosts=self._hosts,
+            is_cut_off=is_cut_off,
             requirements=requirements,
             gpu_use=self.sources.get_gpu_use(),
             traffic=traffic_by_model(
@@ -483,12 +485,46 @@ class Reconciler:
         )
         return desired, self._memory.with_operations(observed)
 
+    async def _observe_hosts(self) -> tuple[tuple[Host, ...], bool]:
+        """Return the hosts, and whether the controller is cut off from most of them."""
+        if self.sources.read_hosts is not None:
+            known = {host.name: host for host in self._hosts}
+            return judge_hosts(
+                await self.sources.read_hosts(),
+                known,
+                self._desired.drained_hosts(),
+                self._clock(),
+                lost_after_s=self.sources.host_lost_s,
+            )
+        runtime = self.sources.runtime
+        gpus = await runtime.read_gpus()
+        host = Host(
+            runtime=runtime.kind,
+            gpus=gpus,
+            gpu_error=runtime.get_gpu_error(),
+            unread_gpus=runtime.list_unread_gpus(),
+            # Those that were ever seen to use main memory instead of memory of their own.
+            unified_gpus=self._hosts[0].unified_gpus | {gpu.uuid for gpu in gpus or () if gpu.is_unified},
+            driver=runtime.get_gpu_driver(),
+            memory_mib=self.sources.host_mib,
+            is_memory_limited=self.sources.is_host_limited,
+        )
+        return (host,), False
+
+    def _find_silence(self, replica: SeenReplica) -> Literal["silent", "lost"] | None:
+        host = next((each for each in self._hosts if each.name == replica.host), None)
+        if host is None or host.answers:
+            return None
+        return "silent" if host.state is HostState.SILENT else "lost"
+
     def _track(self, desired: DesiredState | None, seen_replicas: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}
         targets: dict[str, ProbeTarget] = {}
         kept_names: set[str] = set()
         for replica in seen_replicas:
             model = models.get(replica.id.model)
+            if self._find_silence(replica) is not None:
+                continue  # whoever answers again is probed anew
             if replica.phase is not Phase.RUNNING or replica.base_url is None:
                 continue
             if model is None or not model.runs or replica.id.spec_hash != model.spec_hash:
@@ -509,7 +545,7 @@ class Reconciler:
         probed_health = self._prober.get_health(replica.name)
         if probed_health.canary is not None:
             self._memory.sleepers.setdefault(replica.name, SleepRecord(canary=probed_health.canary))
-        claims = raise_claims(replica.claims, self.sources.get_held_memory(replica.name))
+        claims = raise_claims(replica.claims, self.sources.get_held_memory(replica.name), replica.host)
         sleep = self._observe_sleep(replica, probed_health, claims, sleepable.get(replica.id.model), now)
         is_asleep = sleep is not None and sleep.since is not None
         health, fault = probed_health.health, self._memory.faults.get(replica.name)
@@ -536,6 +572,9 @@ class Reconciler:
             name=replica.name,
             phase=replica.phase,
             created_at=replica.created_at,
+            host=replica.host,
+            silent=self._find_silence(replica),
+            returned_at=next((each.reached_since for each in self._hosts if each.name == replica.host), 0.0),
             started_at=replica.started_at,
             health=health,
             ready_since=probed_health.ready_since or self._ready_since.get(replica.name),
@@ -575,9 +614,10 @@ class Reconciler:
                 self._memory.sleepers[replica.name] = record.model_copy(update={"since": since})
         model, calls, requirement = sleepable or (None, None, None)
         is_current = model is not None and model.spec_hash == replica.id.spec_hash
-        if since is None and (record is None or not is_current or not claims.keys() - {HOST}):
+        if since is None and (record is None or not is_current or all(map(is_memory_key, claims))):
             return None
-        held_mib = read_held_mib(replica.name, self._gpus or ())
+        gpus = next((each.gpus for each in self._hosts if each.name == replica.host), None)
+        held_mib = read_held_mib(replica.name, gpus or ())
         key = (replica.id.model, replica.id.spec_hash)
         is_settled = since is not None and not 0 <= now - since < SLEEP_SETTLED_S
         is_seen_asleep = probed_health.health is Health.SLEEPING and replica.name not in self._memory.pending
@@ -590,6 +630,7 @@ class Reconciler:
                 held_mib=held_mib,
                 host_mib=None if requirement is None else requirement.asleep_host_mib,
                 keeps_weights=calls is None or calls.keeps_weights,
+                host=replica.host,
             )
             for expected_mib in (self._memory.asleep_mib.get(key, ASLEEP_MIB), None)
         )
@@ -597,7 +638,8 @@ class Reconciler:
             asleep_claims = expected_claims
         has_slept = since is not None or woken_at is not None
         # The main memory in which an engine kept its weights stays its own.
-        awake_claims = {**claims, HOST: asleep_claims[HOST]} if has_slept and HOST in asleep_claims else claims
+        memory = memory_key(replica.host)
+        awake_claims = {**claims, memory: asleep_claims[memory]} if has_slept and memory in asleep_claims else claims
         rest_claims = None if since is None or is_settled else expected_claims
         return Sleep(asleep_claims, awake_claims, since, rest_claims, woken_at, wake_s)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import JsonValue
 
@@ -18,7 +18,7 @@ from controller.engines.base import FigureGap
 from controller.model_status import Round, describe_gap, list_gaps
 from controller.planning.actions import Action, DownloadSource, Drain, Preflight, PullImage, Remove, Start, Stop
 from controller.redaction import Redact, mask_text
-from controller.state import Failure, ObservedReplica, ObservedState, OpKind, PendingOp, Phase, ReplicaKey
+from controller.state import Failure, ObservedReplica, ObservedState, OpKind, PendingOp, Phase, PullKey, ReplicaKey
 
 CHARS: Final = 500
 """Characters of one line of an entry at most."""
@@ -210,7 +210,7 @@ def _is_new(known_failure: Failure | None, failure: Failure) -> bool:
 def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[ObservedReplica]) -> bool:
     """Return True where an engine that had been ready crashed, False where a load failed."""
     return any(
-        each.id.key == key and each.id.attempt == failure.attempt and each.ready_since is not None
+        each.failure_key == key and each.id.attempt == failure.attempt and each.ready_since is not None
         for each in observed_replicas
     )
 
@@ -219,26 +219,31 @@ def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) ->
     """Report models that cannot start as declared, and images and models that cannot be fetched. Every round checks
     these again; each failure is reported once."""
     known_preflights = before.observed.preflights if before is not None else {}
-    for (model, spec_hash), result in sorted(after.observed.preflights.items(), key=lambda item: item[0]):
-        known_preflight = known_preflights.get((model, spec_hash))
+    for key, result in sorted(after.observed.preflights.items(), key=lambda item: item[0]):
+        model, known_preflight = key.model, known_preflights.get(key)
         is_reported = known_preflight is not None and known_preflight.error == result.error
         if not result.ok and result.missing_image is None and not is_reported:
-            words = f"cannot be started: {texts.redact_first_line(model, result.error) or 'preflight failed'}"
+            where = f" on host {key.host}" if key.host else ""
+            words = f"cannot be started{where}: {texts.redact_first_line(model, result.error) or 'preflight failed'}"
             yield NewEntry("failure", "controller", words, model)
     known_pulls = before.observed.pulls if before is not None else {}
     users = [each for each in after.desired.models.values() if each.replicas]
-    for image, failure in _list_new_fetch_failures(known_pulls, after.observed.pulls):
-        names = [each.name for each in users if each.image == image]
-        yield from _fetch_failure_entries(names, {"image": image}, failure, texts)
+    for pull, failure in _list_new_fetch_failures(known_pulls, after.observed.pulls):
+        names = [each.name for each in users if each.image == pull.image]
+        subject = {"image": pull.image, "host": pull.host} if pull.host else {"image": pull.image}
+        yield from _fetch_failure_entries(names, subject, failure, texts)
     known_downloads = before.observed.downloads if before is not None else {}
     for source, failure in _list_new_fetch_failures(known_downloads, after.observed.downloads):
         names = [each.name for each in users if each.missing_source == source]
         yield from _fetch_failure_entries(names, {"source": source}, failure, texts)
 
 
+K = TypeVar("K", str, PullKey)
+
+
 def _list_new_fetch_failures(
-    known: Mapping[str, Failure | None], current: Mapping[str, Failure | None]
-) -> Iterator[tuple[str, Failure]]:
+    known: Mapping[K, Failure | None], current: Mapping[K, Failure | None]
+) -> Iterator[tuple[K, Failure]]:
     for name, failure in sorted(current.items()):
         if failure is not None and _is_new(known.get(name), failure):
             yield name, failure

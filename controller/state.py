@@ -9,108 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import ceil
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from contract.desired import Definition
 from contract.keys import KeyDefinition
 from contract.tools import McpServer, ToolLimits
-
-
-@dataclass(frozen=True, slots=True)
-class GpuDriver:
-    """The host's NVIDIA driver. None in a field means that the driver does not report it."""
-
-    version: str | None = None
-    """Driver version, such as `570.195.03`."""
-    cuda_version: str | None = None
-    """Latest CUDA version that the driver supports, such as `12.8`."""
-    brands: tuple[str, ...] = ()
-    """Distinct brands of the host's GPUs, as NVIDIA's container toolkit names them. Empty means that the brand of at
-    least one GPU is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that uses memory of a GPU, an engine or not. `mib` (in use) and `name` None: not known. `replica`
-    None: no replica of this installation, as far as is known."""
-
-    pid: int
-    """Process id in the host's pid namespace, not in a container's."""
-    mib: int | None
-    name: str | None = None
-    replica: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU that can be read, or one MIG instance of a GPU. Sizes are in MiB. `processes` None: not known."""
-
-    uuid: str
-    """NVML's uuid; that of a MIG instance begins with `MIG-`."""
-    index: int
-    """Number of the GPU in PCI order, from 0. A MIG instance has the number of its GPU."""
-    name: str
-    total_mib: int
-    used_mib: int = 0
-    """MiB in use by all processes, engines or not."""
-    utilization_percent: int | None = None
-    """Share of NVML's last sample period in which a kernel ran. None means that the driver does not report it, as for
-    MIG instances."""
-    processes: tuple[GpuProcess, ...] | None = None
-    """Processes that use memory of the GPU, largest first. None means unknown, as in another pid namespace."""
-    mig: int | None = None
-    """Number of the MIG instance within its GPU, as `nvidia-smi -L` counts. None means a whole GPU."""
-    is_unified: bool = False
-    """Whether the GPU has no memory of its own, so that `total_mib` and `used_mib` are those of main memory (GB10, as
-    in DGX Spark)."""
-
-    @property
-    def label(self) -> str:
-        """Name for people: the GPU's index; for a MIG instance, index and instance number, as `0:1`."""
-        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
-
-    def sum_held_mib(self, replica: str) -> int | None:
-        """Return the MiB that the processes of the replica of this name hold of the GPU. None: the driver reports none
-        of them, or not what one of them holds."""
-        held = [process.mib for process in self.processes or () if process.replica == replica]
-        known = [mib for mib in held if mib is not None]
-        return sum(known) if held and len(known) == len(held) else None
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadGpu:
-    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`."""
-
-    index: int
-    """Number of the GPU in PCI order, as in `Gpu.index`. The readable GPUs keep theirs."""
-    reason: str
-    """Why the GPU cannot be read: a sentence without its subject."""
-    uuid: str | None = None
-    """NVML's uuid. None means unknown, because the GPU was never read."""
-    pci_address: str | None = None
-    """PCI address as `lspci` and the kernel log write it, such as `0000:0a:00.0`. None means unknown."""
-    mig: int | None = None
-    """Number of the MIG instance, as in `Gpu.mig`. None means a whole GPU."""
-
-    @property
-    def label(self) -> str:
-        """Name for people: the GPU's index; for a MIG instance, index and instance number, as `1:0`."""
-        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
-
-    @property
-    def description(self) -> str:
-        """A sentence that names the GPU and says why it is left out."""
-        names = [self.uuid, f"PCI {self.pci_address}" if self.pci_address is not None else None]
-        known_names = ", ".join(name for name in names if name is not None)
-        return f"GPU {self.label}{f' ({known_names})' if known_names else ''} is left out: {self.reason}"
-
+from controller.hosts import Gpu, Host, UnreadGpu, is_memory_key, memory_key
 
 PREFLIGHT_FRESH_S: Final = 60.0
 """Maximum age in seconds of a successful preflight. An older one is repeated before a start relies on it."""
-HOST: Final = "host"
-"""Key of main memory in `claims` mappings, beside the GPU uuids."""
 MOST_ATTEMPT_KEYS: Final = 1000
 """Replica keys whose own numbers are kept. It is bounded because each edit of a model creates new replica keys."""
 
@@ -197,11 +106,13 @@ class ReplicaId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaKey:
-    """Identity of a replica over all its attempts: model, index, and spec hash of what the replica runs."""
+    """Identity of a replica over all its attempts: model, index, and spec hash of what the replica runs. `host`: where
+    failures are counted, because they are counted for each host; attempts are numbered over all hosts."""
 
     model: str
     index: int
     spec_hash: str
+    host: str = ""
 
     @property
     def text(self) -> str:
@@ -244,6 +155,8 @@ class DesiredModel:
     """Number of GPUs of one replica; 0 means that it runs without a GPU."""
     gpu_choice: tuple[str, ...] = ()
     """Uuids, indices or labels of the GPUs that the replica must use; empty means any."""
+    hosts: tuple[str, ...] = ()
+    """Names or `label=value` of the hosts that may run it; empty means any."""
     vram_mib: int | None = None
     """Declared MiB of each GPU of a replica. None means that nothing is declared: the plan then uses an observed or
     predicted requirement, or claims whole GPUs."""
@@ -288,7 +201,7 @@ class DesiredModel:
 
     def may_use(self, gpu: Gpu) -> bool:
         """Return whether `gpu_choice` allows a GPU."""
-        return not self.gpu_choice or not {gpu.uuid, gpu.label}.isdisjoint(self.gpu_choice)
+        return not self.gpu_choice or not set(gpu.names).isdisjoint(self.gpu_choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,11 +347,22 @@ class ObservedReplica:
     fault: str | None = None
     """Why the replica must be stopped although its probes find nothing: its sleep failed, or after its wake it did not
     answer as before. None means that nothing is wrong."""
+    host: str = ""
+    """Name of the host that it runs on, as in `Host.name`."""
+    silent: Literal["silent", "lost"] | None = None
+    """Set while its host does not answer: what is said of it here was seen before that. `lost`: others take over."""
+    returned_at: float = 0.0
+    """Unix time since which its host has answered without a break; 0: ever since the controller runs."""
 
     @property
     def is_asleep(self) -> bool:
         """Whether the replica sleeps, so that it must be woken before it serves."""
         return self.sleep is not None and self.sleep.since is not None
+
+    @property
+    def failure_key(self) -> ReplicaKey:
+        """The key by which its failures are counted: those on its host."""
+        return ReplicaKey(self.id.model, self.id.index, self.id.spec_hash, self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +431,23 @@ class PendingOp:
     """MiB by GPU uuid or `HOST` that the operation reserves."""
     began_at: float = 0.0
     finished_at: float | None = None
+    host: str = ""
+    """Name of the host on which it runs, as in `Host.name`."""
+
+
+class PreflightKey(NamedTuple):
+    """What a preflight checks: a model's definition on one host, by its name."""
+
+    model: str
+    spec_hash: str
+    host: str = ""
+
+
+class PullKey(NamedTuple):
+    """An image on one host, by its name."""
+
+    image: str
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,12 +510,12 @@ class ObservedState:
     replicas: tuple[ObservedReplica, ...] = ()
     pending: Mapping[str, PendingOp] = field(default_factory=dict)
     """Operations in progress or just finished, by replica name."""
-    preflights: Mapping[tuple[str, str], PreflightResult] = field(default_factory=dict)
-    """Last preflight result by (model, spec hash)."""
-    preflighting: frozenset[tuple[str, str]] = frozenset()
-    """Preflights in progress, as (model, spec hash)."""
-    pulls: Mapping[str, Failure | None] = field(default_factory=dict)
-    """Image to its pull: None while the image is being pulled, else how the pull failed."""
+    preflights: Mapping[PreflightKey, PreflightResult] = field(default_factory=dict)
+    """Last preflight results."""
+    preflighting: frozenset[PreflightKey] = frozenset()
+    """Preflights in progress."""
+    pulls: Mapping[PullKey, Failure | None] = field(default_factory=dict)
+    """Image and host to its pull: None while the image is being pulled, else how the pull failed."""
     downloads: Mapping[str, Failure | None] = field(default_factory=dict)
     """Source to its download: None while it is under way, else how it failed."""
     download_fractions: Mapping[str, float] = field(default_factory=dict)
@@ -588,12 +529,11 @@ class ObservedState:
     loaded_once: frozenset[str] = frozenset()
     """Models that have been `loaded` since they were last wanted. For these, one ready replica is enough to stay
     `loaded`."""
-    gpus: tuple[Gpu, ...] | None = ()
-    """GPUs that can be read; empty means that there are none. None means unknown: NVML failed after it had worked."""
-    unread_gpus: tuple[UnreadGpu, ...] = ()
-    """GPUs that are missing from `gpus` because they cannot be read. Engines on them keep their claims."""
-    unified_gpus: frozenset[str] = frozenset()
-    """Uuids of GPUs without memory of their own, readable now or not. Claims on them are claims of main memory."""
+    hosts: tuple[Host, ...] = (Host(),)
+    """All hosts, by name, in its order; at least one. An installation with one host has the one without a name."""
+    is_cut_off: bool = False
+    """Whether so many hosts are silent at once that the controller is rather the one that is cut off. None is declared
+    lost then."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
     """Remote model to its last health error, or to None while it is healthy. Absent means not asked yet."""
     remote_retry_at: Mapping[str, float] = field(default_factory=dict)
@@ -607,10 +547,6 @@ class ObservedState:
     """Model to its requests, as the gateways report them. Absent means that nobody has asked for the model yet."""
     requirements: Mapping[str, Requirement] = field(default_factory=dict)
     """Model to the observed or predicted memory of one replica. Absent means unknown."""
-    host_mib: int | None = None
-    """Main memory in MiB that all engines may use together. None means unbounded."""
-    is_host_limited: bool = False
-    """Whether a setting keeps `host_mib` below the machine's main memory."""
     left_at: Mapping[str, float] = field(default_factory=dict)
     """GPU uuid to the Unix time at which an engine of this installation was last seen to have left the GPU."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)
@@ -618,6 +554,22 @@ class ObservedState:
     lost."""
     gpu_use: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Replica name to MiB in use by GPU uuid, read since the replica was ready. Absent means unknown."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...] | None:
+        """GPUs of all hosts that can be read; empty means that there are none. None means that those of no host are
+        known."""
+        known = [host.gpus for host in self.hosts if host.gpus is not None]
+        return tuple(gpu for gpus in known for gpu in gpus) if known else None
+
+    @property
+    def unread_gpus(self) -> tuple[UnreadGpu, ...]:
+        """GPUs of all hosts that cannot be read."""
+        return tuple(gpu for host in self.hosts for gpu in host.unread_gpus)
+
+    def find_host(self, name: str) -> Host | None:
+        """Return the host of this name; None: there is none."""
+        return next((host for host in self.hosts if host.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,19 +587,19 @@ class HeldMemory:
         return HeldMemory(_larger(self.per_gpu_mib, other.per_gpu_mib), _larger(self.host_mib, other.host_mib))
 
 
-def raise_claims(claims: Mapping[str, int], held: HeldMemory | None) -> Mapping[str, int]:
+def raise_claims(claims: Mapping[str, int], held: HeldMemory | None, host: str = "") -> Mapping[str, int]:
     """Return a replica's claims, raised to the memory that it was observed to hold (None: it was not observed).
 
-    So the plan places nothing else into that memory. `claims` and the result map GPU uuids, and HOST for main memory,
-    to MiB. No claim is lowered, and `claims` is not changed. The claim of every GPU of the replica is raised to the
-    memory held on its fullest one, as in the claim of the next load. Main memory is claimed even if the replica started
-    without a claim of it.
+    So the plan places nothing else into that memory. `claims` and the result map GPU uuids, and the key of the main
+    memory of `host`, to MiB. No claim is lowered, and `claims` is not changed. The claim of every GPU of the replica is
+    raised to the memory held on its fullest one, as in the claim of the next load. Main memory is claimed even if the
+    replica started without a claim of it.
     """
     if held is None:
         return claims
-    raised_claims = {uuid: mib if uuid == HOST else max(mib, held.per_gpu_mib or 0) for uuid, mib in claims.items()}
+    raised_claims = {key: mib if is_memory_key(key) else max(mib, held.per_gpu_mib or 0) for key, mib in claims.items()}
     if held.host_mib is not None:
-        raised_claims[HOST] = max(claims.get(HOST, 0), held.host_mib)
+        raised_claims[memory_key(host)] = max(claims.get(memory_key(host), 0), held.host_mib)
     return raised_claims
 
 
@@ -675,24 +627,25 @@ def decide_asleep_claims(
     held_mib: Mapping[str, int],
     host_mib: int | None,
     keeps_weights: bool,
+    host: str = "",
 ) -> dict[str, int]:
-    """Return what a replica claims while it sleeps, MiB by GPU uuid or HOST. `claims`: awake.
+    """Return what a replica on `host` claims while it sleeps, MiB by GPU uuid or key of main memory. `claims`: awake.
 
     On each GPU that is what it is measured to hold (`held_mib`), but no more than `expected_mib`; None: it sleeps, and
     the measurement counts. Where nothing is measured it is all of the claim, before a sleep too: nobody would know that
     the memory is free. In main memory it is `host_mib`. None: not known; then it is as much as awake and, if the engine
     `keeps_weights` there, all that it claims of its GPUs besides.
     """
-    asleep = {}
-    for uuid, mib in claims.items():
-        if uuid != HOST and uuid not in held_mib:
-            asleep[uuid] = mib
-        elif uuid != HOST:
-            asleep[uuid] = held_mib[uuid] if expected_mib is None else min(mib, expected_mib)
+    asleep, main_memory = {}, memory_key(host)
+    for key, mib in claims.items():
+        if key != main_memory and key not in held_mib:
+            asleep[key] = mib
+        elif key != main_memory:
+            asleep[key] = held_mib[key] if expected_mib is None else min(mib, expected_mib)
     if host_mib is None and keeps_weights:
         host_mib = sum(claims.values())
-    if HOST in claims or host_mib is not None:
-        asleep[HOST] = max(claims.get(HOST, 0), host_mib or 0)
+    if main_memory in claims or host_mib is not None:
+        asleep[main_memory] = max(claims.get(main_memory, 0), host_mib or 0)
     return asleep
 
 

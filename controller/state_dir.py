@@ -165,6 +165,8 @@ class StoredState(BaseModel):
     """When each API key was last used, by its name."""
     sleepers: dict[str, SleepRecord] = Field(default_factory=dict, exclude_if=lambda sleepers: not sleepers)
     """Replicas that can sleep, by replica name."""
+    drained_hosts: dict[str, float] = Field(default_factory=dict, exclude_if=lambda drained: not drained)
+    """Hosts that an operator drains, by name, to the time of that."""
     attempts: AttemptNumbers | None = None
     """Highest attempt number of each replica; None: none are stored."""
 

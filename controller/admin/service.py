@@ -30,6 +30,7 @@ from controller.admin.override_rules import ModelStanding, decide_load, decide_u
 from controller.config.messages import suggest_name
 from controller.desired.source import DesiredStateSource
 from controller.engines.options import LoadValue
+from controller.hosts import Gpu, GpuDriver
 from controller.journal import EventLog
 from controller.memory_estimator import Estimator, largest_mib
 from controller.memory_history import MemoryHistory
@@ -49,7 +50,7 @@ from controller.reports.views import (
 from controller.rollout import is_rolled_out, is_rollout_blocked
 from controller.round_events import NewEntry
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
-from controller.state import DesiredModel, Gpu, GpuDriver
+from controller.state import DesiredModel
 
 POLL_S = 0.3
 """Seconds between two reads of a followed log."""
@@ -405,7 +406,7 @@ class AdminService:
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
             unread_gpus=unread_gpu_statuses(current_round.observed),
-            host_mib=current_round.observed.host_mib,
+            host_mib=current_round.observed.hosts[0].memory_mib,
             models=[gpu_model(want, model) for want, model in await self._list_live_rows(current_round)],
             error=None if gpus else self._gpu_host.get_gpu_error() or "there are no GPUs",
             driver_version=driver.version,

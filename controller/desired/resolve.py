@@ -115,6 +115,7 @@ def _resolve_model(
         image=image,
         gpu_count=gpu_count,
         gpu_choice=gpu_choice,
+        hosts=tuple(definition.hosts),
         vram_mib=definition.vram_mib,
         start_timeout_s=definition.start_timeout_s or defaults.start_timeout_s or engine.start_timeout_s,
         drain_timeout_s=(

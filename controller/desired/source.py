@@ -47,6 +47,7 @@ STORED_FIELD_WORDS: Final[Mapping[str, str]] = {
     "loaded_once": "which models were loaded before",
     "ready_since": "since when replicas are ready",
     "sleepers": "which replicas sleep and how they are known again",
+    "drained_hosts": "which hosts are drained",
     "first_declared_at": "when models were declared",
     "keys_used": "when API keys were last used",
     "attempts": "which names replicas had",
@@ -547,6 +548,17 @@ class DesiredStateSource:
         """Pause or resume the controller, over restarts too. Setting what is set already does nothing. Blocks for a
         write to the state folder; a failed write raises nothing."""
         self._persistence.update_state({"paused": paused})
+
+    def drained_hosts(self) -> Mapping[str, float]:
+        """Return the hosts that an operator drains, by name, to the Unix time of that."""
+        return self.stored_state.drained_hosts
+
+    def set_drained(self, host: str, is_drained: bool) -> None:
+        """Let a host be drained from now on, or not any more."""
+        drained = {name: at for name, at in self.stored_state.drained_hosts.items() if name != host}
+        if is_drained:
+            drained[host] = self.stored_state.drained_hosts.get(host, self._clock())
+        self._persistence.update_state({"drained_hosts": drained})
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         """Store each replica's highest attempt number, so that no later controller gives a name twice. Call it before

@@ -36,9 +36,10 @@ from controller.config.validate import validate_models
 from controller.config.yaml12 import SourcePlace, Table, with_place
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.engines import ENGINES, REPLICA_ENGINES, resolve_backend
+from controller.hosts import Gpu, Host
 from controller.memory_estimator import Estimate, estimate_model
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
-from controller.state import HOST, DesiredModel, Gpu, ObservedState, Phase
+from controller.state import DesiredModel, ObservedState, Phase
 from controller.state_dir import StoredState
 
 MOST_FILES: Final = 256
@@ -275,26 +276,34 @@ class _Forecaster:
         return (estimate.reason if estimate is not None else None) or "the backend has no formula for it"
 
     def _list_fits(self, observed: ObservedState) -> list[DeviceFit]:
-        gpus = observed.gpus or ()
-        fits = [fit for gpu in gpus if (fit := self._judge(observed, (gpu,))) is not None]
-        if not any(fit.fits_alone for fit in fits):
-            # The largest first: engines on several GPUs take as much of each.
-            by_size = sorted((gpu for gpu in gpus if gpu.mig is None), key=lambda gpu: (-gpu.total_mib, gpu.index))
-            for count in range(2, len(by_size) + 1):
-                together = self._judge(observed, tuple(sorted(by_size[:count], key=lambda gpu: gpu.index)))
-                if together is not None and together.fits_alone:
-                    fits.append(together)
-                    break
-        host = self._judge(observed, ())
-        return fits if host is None else [*fits, host]
+        fits, in_main_memory = [], []
+        for host in observed.hosts:
+            gpus = host.gpus or ()
+            on_gpus = [fit for gpu in gpus if (fit := self._judge(observed, host, (gpu,))) is not None]
+            if not any(fit.fits_alone for fit in on_gpus):
+                # The largest first: engines on several GPUs take as much of each.
+                by_size = sorted((gpu for gpu in gpus if gpu.mig is None), key=lambda gpu: (-gpu.total_mib, gpu.index))
+                for count in range(2, len(by_size) + 1):
+                    chosen = tuple(sorted(by_size[:count], key=lambda gpu: gpu.index))
+                    together = self._judge(observed, host, chosen)
+                    if together is not None and together.fits_alone:
+                        on_gpus.append(together)
+                        break
+            fits += on_gpus
+            if (without := self._judge(observed, host, ())) is not None:
+                in_main_memory.append(without)
+        # Of several hosts, the one with the most room.
+        return fits + sorted(in_main_memory, key=lambda fit: -(fit.free_mib or 0))[:1]
 
-    def _judge(self, observed: ObservedState, gpus: tuple[Gpu, ...]) -> DeviceFit | None:
-        """Return whether a replica fits on these GPUs together, or in main memory without any. None: not known."""
+    def _judge(self, observed: ObservedState, host: Host, gpus: tuple[Gpu, ...]) -> DeviceFit | None:
+        """Return whether a replica fits on these GPUs of the host together, or in its main memory without any. None:
+        not known."""
         try:
             model = build_model(self._paths, self._roots, len(gpus))
         except UnknownModelError:
             return None
-        model = replace(model, gpu_choice=tuple(gpu.uuid for gpu in gpus))
+        hosts = (host.name,) if host.name else ()
+        model = replace(model, gpu_choice=tuple(gpu.uuid for gpu in gpus), hosts=hosts)
         estimate = self._estimate(model)
         if estimate is None or estimate.source != "predicted":
             return None
@@ -304,13 +313,15 @@ class _Forecaster:
         ledger.busy_replicas.clear()
         alone = ledger.copy_without_replicas(_claiming(observed), observed)
         placed = place_replica(model, observed, ledger)
-        keys = [gpu.uuid for gpu in gpus] or [HOST]
-        free = [_free_mib(key, observed, ledger) for key in keys]
+        keys = [gpu.uuid for gpu in gpus] or [host.memory_key]
+        free = [max(0, gpu.total_mib - max(ledger.claimed_on(gpu.uuid), gpu.used_mib)) for gpu in gpus]
+        if not gpus and host.memory_mib is not None:
+            free = [max(0, host.memory_mib - ledger.claimed_on(host.memory_key))]
         return DeviceFit(
             gpus=[gpu.label for gpu in gpus],
             needed_mib=max((estimate.mib_on_gpu(gpu.total_mib) for gpu in gpus), default=estimate.host_mib),
-            free_mib=min((mib for mib in free if mib is not None), default=None),
-            total_mib=min((gpu.total_mib for gpu in gpus), default=observed.host_mib),
+            free_mib=min(free, default=None),
+            total_mib=min((gpu.total_mib for gpu in gpus), default=host.memory_mib),
             fits=not isinstance(placed, NoRoom),
             fits_alone=not isinstance(place_replica(model, observed, alone), NoRoom),
             beside=sorted({name for key in keys for name in ledger.models_by_gpu.get(key, ())}),
@@ -360,10 +371,15 @@ def measure_rooms(observed: ObservedState) -> list[DeviceRoom]:
                 gpu.mig is not None,
             )
         )
-    if observed.host_mib is not None:
-        free, free_alone = (max(0, observed.host_mib - each.claimed_on(HOST)) for each in (ledger, alone))
-        beside = tuple(sorted(ledger.models_by_gpu.get(HOST, ())))
-        rooms.append(DeviceRoom(None, observed.host_mib, free, free_alone, beside))
+    main_memories = []
+    for host in observed.hosts:
+        if host.memory_mib is not None:
+            claimed, claimed_alone = (each.claimed_on(host.memory_key) for each in (ledger, alone))
+            free, free_alone = (max(0, host.memory_mib - each) for each in (claimed, claimed_alone))
+            beside = tuple(sorted(ledger.models_by_gpu.get(host.memory_key, ())))
+            main_memories.append(DeviceRoom(None, host.memory_mib, free, free_alone, beside))
+    # Of several hosts, the one with the most room.
+    rooms += sorted(main_memories, key=lambda room: -room.free)[:1]
     return rooms
 
 
@@ -406,13 +422,6 @@ def _claiming(observed: ObservedState) -> list[Any]:
         for each in observed.replicas
         if each.phase is Phase.RUNNING or (each.phase is Phase.CREATED and each.name in observed.pending)
     ]
-
-
-def _free_mib(key: str, observed: ObservedState, ledger: ClaimLedger) -> int | None:
-    gpu = next((each for each in observed.gpus or () if each.uuid == key), None)
-    if gpu is not None:
-        return max(0, gpu.total_mib - max(ledger.claimed_on(key), gpu.used_mib))
-    return None if observed.host_mib is None else max(0, observed.host_mib - ledger.claimed_on(HOST))
 
 
 def choose_gpu_count(forecast: MemoryForecast) -> int:

@@ -31,6 +31,7 @@ from controller.downloads.forecast import (
     forecast_memory,
 )
 from controller.engines import resolve_backend
+from controller.planning.placement import free_hosts
 from controller.state import ObservedState
 
 MOST_CONTEXT: Final = 32_768
@@ -413,12 +414,5 @@ def discover_models(
 
 
 def empty_host(observed: ObservedState) -> ObservedState:
-    """Return the host of an observation with nothing loaded: its GPUs and its main memory."""
-    gpus = None if observed.gpus is None else tuple(replace(each, used_mib=0, processes=None) for each in observed.gpus)
-    return ObservedState(
-        observed.at,
-        gpus=gpus,
-        host_mib=observed.host_mib,
-        is_host_limited=observed.is_host_limited,
-        unified_gpus=observed.unified_gpus,
-    )
+    """Return the hosts of an observation with nothing loaded: their GPUs and their main memory."""
+    return ObservedState(observed.at, hosts=free_hosts(observed.hosts))

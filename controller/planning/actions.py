@@ -22,6 +22,8 @@ class Preflight:
     model: str
     spec_hash: str
     reason: str
+    host: str = ""
+    """Name of the host, as in `Host.name`; so in the other actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class PullImage:
     model: str
     image: str
     reason: str
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,13 @@ class ReplicaAction:
 
 @dataclass(frozen=True, slots=True)
 class Start(ReplicaAction):
-    """Plan action: start one replica, as the attempt in `id`. `claims`: MiB that it reserves, by GPU uuid or HOST (main
-    memory)."""
+    """Plan action: start one replica, as the attempt in `id`. `claims`: MiB that it reserves, by GPU uuid or the host's
+    `memory_key`."""
 
     kind: ClassVar[str] = "start"
     reason: str
     claims: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class Remove(ReplicaAction):
 @dataclass(frozen=True, slots=True)
 class PutToSleep(ReplicaAction):
     """Plan action: let an empty replica let go of most GPU memory, in place of a stop. `claims`: MiB that it reserves
-    meanwhile, by GPU uuid or HOST."""
+    meanwhile, by GPU uuid or `memory_key`."""
 
     kind: ClassVar[str] = "sleep"
     name: str
@@ -128,8 +132,8 @@ class PutToSleep(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Wake(ReplicaAction):
-    """Plan action: end a replica's sleep. `claims`: MiB that it reserves awake, by GPU uuid or HOST. Until it has
-    answered its canary as when it was loaded, it gets no request."""
+    """Plan action: end a replica's sleep. `claims`: MiB that it reserves awake, by GPU uuid or `memory_key`. Until it
+    has answered its canary as when it was loaded, it gets no request."""
 
     kind: ClassVar[str] = "wake"
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -32,14 +32,18 @@ class Buckets:
     off_gpu: list[tuple[ObservedReplica, str]] = field(default_factory=list)
     """Ready replicas that do not compute on the GPUs that they claim, each with the reason."""
     current: dict[int, ObservedReplica | None] = field(default_factory=dict)
-    """Wanted index to the replica that runs the declared definition; None: its start is under way."""
+    """Wanted index to the replica that runs the declared definition; None: its start is under way, or its host does not
+    answer."""
     outdated: dict[int, ObservedReplica] = field(default_factory=dict)
-    """Wanted index to the replica that runs an older definition."""
+    """Wanted index to the replica that runs an older definition, or must move to another host."""
     asleep: dict[int, ObservedReplica] = field(default_factory=dict)
     """Index to the replica of the declared definition that sleeps there, where nothing else runs or starts: also of an
     evicted model."""
     surplus: list[ObservedReplica] = field(default_factory=list)
     """Running replicas that are not wanted."""
+    silent: list[ObservedReplica] = field(default_factory=list)
+    """Replicas on hosts that do not answer, about which nothing is known: no action may be issued. Until the host is
+    lost, their indices are taken."""
 
 
 def classify_replicas(
@@ -48,20 +52,26 @@ def classify_replicas(
     pending: Iterable[tuple[str, PendingOp]],
     now: float,
     gpu_use: Mapping[str, Mapping[str, int]] = _UNKNOWN,
+    moving: Collection[str] = (),
 ) -> Buckets:
     """Sort the replicas of one model into buckets, and return the buckets. Nothing else is changed.
 
     `model` None: the model is not declared, so that its running replicas are surplus. `replicas` and `pending` must be
     of this model only. `pending`: replica name and operation of each operation under way, also of replicas that are not
     observed yet. `now`: Unix time in seconds. `gpu_use`: replica name to MiB in use by GPU uuid; without an entry,
-    nothing is known and the replica is not `off_gpu`. Of two replicas at one index and of one definition, the one that
-    is ready is kept and the other is surplus.
+    nothing is known and the replica is not `off_gpu`. `moving`: names of replicas that must move to another host. Of
+    two replicas at one index and of one definition, the one that is ready, and has been reached for longest without a
+    break, is kept and the other is surplus.
     """
-    buckets = Buckets()
-    operations = dict(pending)
+    replicas = list(replicas)
+    buckets = Buckets(silent=[each for each in replicas if each.silent is not None])
+    silent_names = {each.name for each in buckets.silent}
+    operations = {name: operation for name, operation in pending if name not in silent_names}
     # Ready ones first, so that of two replicas at one index the one that serves is kept.
     for replica in sorted(replicas, key=_serving_order):
         operation = operations.pop(replica.name, None)
+        if replica.silent is not None:
+            continue
         if operation is not None:
             _sort_busy(model, operation, replica, buckets)
         elif replica.phase is Phase.EXITED:
@@ -71,22 +81,32 @@ def classify_replicas(
         elif reason := _breakage_reason(model, replica, now):
             buckets.broken.append((replica, reason))
         elif replica.sleep is not None and replica.is_asleep:
-            _sort_asleep(model, replica, buckets)
+            _sort_asleep(model, replica, buckets, replica.name in moving)
         elif reason := _off_gpu_reason(model, replica, gpu_use):
             buckets.off_gpu.append((replica, reason))
         else:
-            _sort_alive(model, replica, buckets)
+            _sort_alive(model, replica, buckets, replica.name in moving)
     for operation in operations.values():
         _sort_busy(model, operation, None, buckets)
-    for index in [each for each in buckets.asleep if each in buckets.current or each in buckets.outdated]:
-        buckets.surplus.append(buckets.asleep.pop(index))
+    _settle_indices(model, buckets)
     return buckets
 
 
-def _serving_order(replica: ObservedReplica) -> tuple[bool, int, str, int]:
-    """Sort key for replicas of one model. Ordering by `ReplicaId` gives the same and is four times as slow."""
-    replica_id = replica.id
-    return replica.health is not Health.READY, replica_id.index, replica_id.spec_hash, replica_id.attempt
+def _settle_indices(model: DesiredModel | None, buckets: Buckets) -> None:
+    """Let sleepers give way to whoever runs or starts at their index, and count the wanted indices of replicas on
+    silent hosts as taken, until the hosts answer or are lost."""
+    for index in [each for each in buckets.asleep if each in buckets.current or each in buckets.outdated]:
+        buckets.surplus.append(buckets.asleep.pop(index))
+    for replica in buckets.silent:
+        is_wanted = model is not None and model.runs and replica.id.index < model.replicas
+        if is_wanted and replica.silent == "silent" and replica.phase is not Phase.EXITED:
+            buckets.current.setdefault(replica.id.index, None)
+
+
+def _serving_order(replica: ObservedReplica) -> tuple[bool, float, int, str, int]:
+    """Sort key for replicas of one model. One that was out of reach comes after the one that served meanwhile."""
+    replica_id, is_ready = replica.id, replica.health is Health.READY
+    return not is_ready, replica.returned_at, replica_id.index, replica_id.spec_hash, replica_id.attempt
 
 
 def _sort_busy(
@@ -101,23 +121,24 @@ def _sort_busy(
         buckets.busy.append(operation.id)
 
 
-def _sort_alive(model: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
+def _sort_alive(model: DesiredModel | None, replica: ObservedReplica, buckets: Buckets, is_moving: bool) -> None:
     index = replica.id.index
     if model is None or not model.runs or index >= model.replicas:
         buckets.surplus.append(replica)
         return
     bucket: dict[int, ObservedReplica] | dict[int, ObservedReplica | None]
-    bucket = buckets.current if replica.id.spec_hash == model.spec_hash else buckets.outdated
+    is_current = replica.id.spec_hash == model.spec_hash and not is_moving
+    bucket = buckets.current if is_current else buckets.outdated
     if index in bucket:
         buckets.surplus.append(replica)
     else:
         bucket[index] = replica
 
 
-def _sort_asleep(model: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
+def _sort_asleep(model: DesiredModel | None, replica: ObservedReplica, buckets: Buckets, is_moving: bool) -> None:
     count = 0 if model is None or not model.runs else model.replicas or model.demand_replicas
     is_current = model is not None and replica.id.spec_hash == model.spec_hash and replica.id.index < count
-    if is_current and replica.id.index not in buckets.asleep:
+    if is_current and not is_moving and replica.id.index not in buckets.asleep:
         buckets.asleep[replica.id.index] = replica
     else:
         buckets.surplus.append(replica)

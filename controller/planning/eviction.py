@@ -36,7 +36,9 @@ from controller.planning.placement import (
     ClaimLedger,
     NoRoom,
     Placement,
+    avoided_hosts,
     explain_leaving,
+    find_backoff,
     find_shortage,
     place_replica,
     place_sleeper,
@@ -49,6 +51,7 @@ from controller.state import (
     ObservedState,
     OpKind,
     Phase,
+    PreflightKey,
     ReplicaKey,
     Sleep,
     Statement,
@@ -86,6 +89,8 @@ class EvictionDecision:
     """Names of the replicas that sleep on, and of those that leave by eviction and go to sleep once they are empty."""
     waking: frozenset[str] = frozenset()
     """Names of the sleeping replicas that got room to be woken."""
+    checked_hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Models that wait for a check of their start before others are evicted for them, to the names of the hosts."""
 
     def queue_place(self, model: DesiredModel | None) -> tuple[int, float, str]:
         """Return the sort key of a model in the queue for room; the least gets room first. None (a model that is not
@@ -154,6 +159,7 @@ def decide_evictions(
         tuple(allocator.wake_times),
         allocator.settle_sleepers(models, [each for each in sleepable if each.name not in waking]),
         waking,
+        allocator.checked_hosts,
     )
 
 
@@ -205,6 +211,8 @@ class RoomAllocator:
     woken: dict[str, ObservedReplica] = field(default_factory=dict)
     """Result: sleeping replicas that got room to be woken, by name."""
     wake_times: list[float] = field(default_factory=list)
+    checked_hosts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Result: see `EvictionDecision.checked_hosts`."""
 
     def order_queue(self, model: DesiredModel) -> tuple[int, float, str]:
         """Return the sort key of a model in the queue for room; the least gets room first.
@@ -313,10 +321,12 @@ class RoomAllocator:
             assert replica.sleep is not None, "only those that can sleep are given"
             claims, is_slow = self._readable_claims(replica.sleep), replica in self.slowly_leaving
             beside = self._ledger_without_replicas([replica]) if is_slow else self.future_ledger
-            if self.observed.gpus is None or find_shortage(claims, self.observed, beside) is None:
+            host = self.observed.find_host(replica.host)
+            is_unknown = host is None or host.gpus is None
+            if is_unknown or find_shortage(claims, self.observed, beside) is None:
                 sleeping.add(replica.name)
                 if not is_slow:  # whose claims are still in the ledger
-                    self.future_ledger.add_claims(claims, model=replica.id.model)
+                    self.future_ledger.add_claims(claims, model=replica.id.model, host=replica.host)
         return frozenset(sleeping)
 
     def _readable_claims(self, sleep: Sleep) -> Mapping[str, int]:
@@ -328,6 +338,8 @@ class RoomAllocator:
     def _may_rest(self, model: DesiredModel | None, replica: ObservedReplica) -> bool:
         operation = self.observed.pending.get(replica.name)
         is_called_off = operation is not None and operation.kind is not OpKind.SLEEP
+        if replica.silent is not None:
+            return False
         if model is None or is_called_off or replica.id.spec_hash != model.spec_hash or replica.fault is not None:
             return False
         if model.replicas:  # it is wanted, and waits for room
@@ -342,14 +354,13 @@ class RoomAllocator:
     def _cannot_start(self, model: DesiredModel) -> bool:
         if model.missing_source is not None:
             return True
-        keys = (ReplicaKey(model.name, index, model.spec_hash) for index in self.missing_indices[model.name])
-        failures = map(self.observed.failures.get, keys)
-        return any(failure is not None and failure.must_wait(self.now) for failure in failures)
+        indices = self.missing_indices[model.name]
+        return any(find_backoff(model, index, self.observed, self.now) is not None for index in indices)
 
     def _claim_room(self, model: DesiredModel, placements: Iterable[Placement]) -> None:
         self.allocated_models.add(model.name)
         for placement in placements:
-            self.future_ledger.add_claims(placement.claims, model=model.name)
+            self.future_ledger.add_claims(placement.claims, model=model.name, host=placement.host)
             if placement.sleeper is not None:
                 self.woken[placement.sleeper.name] = placement.sleeper
             if is_evictable(model):
@@ -371,7 +382,8 @@ class RoomAllocator:
         sleeper = self._find_sleeper(model, index)
         placement = None if sleeper is None else place_sleeper(sleeper, self.observed, ledger)
         if placement is None or (isinstance(placement, NoRoom) and not placement.waiting):
-            return place_replica(model, self.observed, ledger)
+            avoided = avoided_hosts(model, index, self.observed, self.now, self.desired.preflight_recheck_s)
+            return place_replica(model, self.observed, ledger, avoided)
         return placement
 
     def _find_sleeper(self, model: DesiredModel, index: int) -> ObservedReplica | None:
@@ -416,12 +428,19 @@ class RoomAllocator:
                 yield each
 
     def _is_start_checked(self, model: DesiredModel, victims: Iterable[EvictionCandidate]) -> bool:
-        """Whether a preflight says that the model can be started. While a victim is already leaving, an overdue
-        preflight counts for `CHECKED_ANEW_S`."""
-        preflight = self.observed.preflights.get((model.name, model.spec_hash))
+        """Whether preflights say that the model can be started where its victims leave; the hosts are noted in
+        `checked_hosts`. While a victim is already leaving, an overdue preflight counts for `CHECKED_ANEW_S`."""
+        victims = list(victims)
+        placements = self._place_missing(model, self._ledger_without(victims))
+        assert not isinstance(placements, NoRoom), "these victims make room"
+        hosts = self.checked_hosts[model.name] = tuple(sorted({each.host for each in placements}))
+        lenient_now = self.now - CHECKED_ANEW_S if any(each.is_leaving for each in victims) else self.now
+        return all(self._is_checked_on(model, host, lenient_now) for host in hosts)
+
+    def _is_checked_on(self, model: DesiredModel, host: str, lenient_now: float) -> bool:
+        preflight = self.observed.preflights.get(PreflightKey(model.name, model.spec_hash, host))
         if preflight is None or not preflight.ok:
             return False
-        lenient_now = self.now - CHECKED_ANEW_S if any(each.is_leaving for each in victims) else self.now
         return any(preflight.is_fresh(at, self.desired.preflight_recheck_s) for at in (self.now, lenient_now))
 
     def _hold_room(self, model: DesiredModel, victims: Iterable[EvictionCandidate]) -> None:
@@ -505,7 +524,7 @@ def _book_placement(ledger: ClaimLedger, placement: Placement, model: DesiredMod
     if placement.sleeper is not None:
         ledger.book_wake(placement.sleeper, placement.claims)
     else:
-        ledger.add_claims(placement.claims, model=model.name)
+        ledger.add_claims(placement.claims, model=model.name, host=placement.host)
     ledger.busy_replicas = busy_replicas
 
 

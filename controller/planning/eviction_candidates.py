@@ -58,11 +58,12 @@ class EvictionCandidate:
 
 
 def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
-    """Return the running replicas, ready or not, without those that sleep, by model name, each model's in the order
-    observed. Models without one are left out."""
+    """Return the running replicas, ready or not, by model name, each model's in the order observed, without those that
+    sleep and those whose host does not answer. Models without one are left out."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
-        if replica.phase is Phase.RUNNING and (replica.sleep is None or not replica.is_asleep):
+        is_asleep = replica.sleep is not None and replica.is_asleep
+        if replica.phase is Phase.RUNNING and not is_asleep and replica.silent is None:
             replicas_by_model.setdefault(replica.id.model, []).append(replica)
     return replicas_by_model
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from controller.state import HOST, Gpu, ObservedReplica
+from controller.hosts import Gpu, is_memory_key
+from controller.state import ObservedReplica
 
 UNUSED_MIB: Final = 64
 """A process that holds less MiB of a GPU does not compute there. CUDA's context alone, one for each process, takes 107
@@ -57,7 +58,7 @@ def explain_unused_gpus(replica: ObservedReplica, held_mib: Mapping[str, int]) -
     None: it uses a GPU, claims none, or its use of one of them is not known. `held_mib`: result of `measure_gpu_use`.
     The caller checks that the replica is ready and that its engine computes on GPUs.
     """
-    uuids = sorted(replica.claims.keys() - {HOST})
+    uuids = sorted(key for key in replica.claims if not is_memory_key(key))
     if not uuids or any(held_mib.get(uuid, UNUSED_MIB) >= UNUSED_MIB for uuid in uuids):
         return None
     holdings = " and ".join(f"{held_mib[uuid]} MiB of {uuid}" for uuid in uuids)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from controller.engines.base import Verdict
+from controller.hosts import is_memory_key, memory_key
 from controller.planning.actions import Action, Blocked, Drain, PutToSleep, Remove, Stop, Undrain
 from controller.planning.backoff import verdict_of_exit
 from controller.planning.classify import Buckets
 from controller.planning.placement import ClaimLedger, find_shortage
-from controller.state import HOST, DesiredModel, Failure, ObservedReplica, ObservedState, ReplicaKey
+from controller.state import DesiredModel, Failure, ObservedReplica, ObservedState, ReplicaKey
 
 VANISHED_DRAIN_S: Final = 300.0
 """Drain deadline of a model that is no longer declared, whose own deadline is not known any more."""
@@ -42,6 +44,10 @@ class ModelTurn:
     wake_times: list[float] = field(default_factory=list)
     failed_keys: set[ReplicaKey] = field(default_factory=set)
     """Keys whose failure this plan reports. Only the next plan knows when to try them again."""
+    moving: Mapping[str, str] = field(default_factory=dict)
+    """Names of replicas that must move to another host, to the reason."""
+    checked_hosts: Sequence[str] = ()
+    """Hosts, by name, on which the start of a model that waits for room must be checked; empty: any one."""
 
     def clear_replicas(self) -> None:
         """Add the actions that remove ended and half-created replicas, stop broken ones and ones that do not compute on
@@ -54,7 +60,7 @@ class ModelTurn:
             end = self._verdict_of_end(replica)
             self.actions.append(Remove(replica.id, replica.name, "ended", end))
             if end is not None:
-                self.failed_keys.add(replica.id.key)
+                self.failed_keys.add(replica.failure_key)
         for replica in self.buckets.half_created:
             self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
         for replica, reason in self.buckets.broken:
@@ -66,16 +72,23 @@ class ModelTurn:
         for replica in self.buckets.asleep.values():
             if replica.name not in self.sleeping | self.waking:
                 self._stop(replica, "its memory is needed while it sleeps")
+        unwanted = (each for each in self.buckets.silent if self.model is None or each.id.index >= self.model.replicas)
+        self.blocked += [
+            Blocked(each.id.model, each.id.index, f"it is stopped once host {each.host} answers again")
+            for each in unwanted
+        ]
 
     def _stop_now(self, stop: Stop, replica: ObservedReplica) -> None:
         """Stop a replica that has failed, whoever else loads or stops on its GPUs: it serves nobody, and its failure is
         reported. Nothing else is started on its GPUs until it is gone."""
         self.actions.append(stop)
-        self.failed_keys.add(replica.id.key)
+        self.failed_keys.add(replica.failure_key)
         self._book_gpus(replica)
 
     def _book_gpus(self, replica: ObservedReplica) -> None:
-        self.ledger.busy_replicas.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name))
+        self.ledger.busy_replicas.update(
+            dict.fromkeys((uuid for uuid in replica.claims if not is_memory_key(uuid)), replica.name)
+        )
 
     def _verdict_of_end(self, replica: ObservedReplica) -> Verdict | None:
         if self.model is None or replica.exit is None or self.model.replicas == 0 or replica.draining is not None:
@@ -127,7 +140,8 @@ class ModelTurn:
         theirs until the sleep has ended."""
         assert replica.sleep is not None, "only those that can sleep are among `sleeping`"
         claims = replica.sleep.changing_claims
-        rise = {HOST: claims.get(HOST, 0) - replica.claims.get(HOST, 0)}
+        memory = memory_key(replica.host)
+        rise = {memory: claims.get(memory, 0) - replica.claims.get(memory, 0)}
         if (shortage := find_shortage(rise, self.observed, self.ledger)) is not None:
             self.blocked.append(Blocked(replica.id.model, replica.id.index, f"its sleep waits for room: {shortage}"))
         elif self._end(replica, PutToSleep(replica.id, replica.name, reason, claims), "put to sleep"):

@@ -1,29 +1,31 @@
-"""Placing replicas on GPUs and in main memory. Pure.
+"""Placing replicas on hosts, on their GPUs and in their main memory. Pure.
 
-Invariants: the claims on a GPU never exceed its memory, nor those on main memory what engines may take of it. For a GPU
-that shares main memory, both claims count together. A replica whose need of GPU memory is unknown shares its GPUs with
-no other. A replica on GPUs also claims main memory, where its need is known. One replica per GPU loads or stops at a
-time, because engines size themselves by the memory that is free then.
+A replica's GPUs lie on one host. Invariants: the claims on a GPU never exceed its memory, nor those on main memory what
+engines may take of it. For a GPU that shares main memory, both claims count together. A replica whose need of GPU
+memory is unknown shares its GPUs with no other. A replica on GPUs also claims main memory, where its need is known. One
+replica per GPU loads or stops at a time, because engines size themselves by the memory that is free then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
+from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu, is_memory_key
 from controller.planning.actions import WAITING_FOR_ROOM
 from controller.state import (
-    HOST,
     DesiredModel,
-    Gpu,
-    GpuProcess,
+    Failure,
     ObservedReplica,
     ObservedState,
     OpKind,
     Phase,
+    PreflightKey,
+    PullKey,
+    ReplicaKey,
     Requirement,
-    UnreadGpu,
 )
 
 RELEASE_S: Final = 60.0
@@ -49,28 +51,30 @@ class ClaimLedger:
     """
 
     claimed_mib: dict[str, int] = field(default_factory=dict)
-    """GPU uuid, or HOST for main memory, to claimed MiB."""
+    """GPU uuid, or `memory_key` of a host, to claimed MiB."""
     busy_replicas: dict[str, str] = field(default_factory=dict)
     """GPU uuid to the name of the replica that loads or stops there."""
     released_mib: dict[str, int] = field(default_factory=dict)
     """GPU uuid to the MiB still in use by replicas that this ledger counts as gone."""
     models_by_gpu: dict[str, set[str]] = field(default_factory=dict)
     """GPU uuid to the names of models with a replica there."""
-    unified_gpus: frozenset[str] = frozenset()
-    """Uuids of GPUs that share main memory."""
+    unified_gpus: Mapping[str, str] = field(default_factory=dict)
+    """Uuids of GPUs that share main memory, to the key of that memory."""
     leaving: tuple[ObservedReplica, ...] = ()
     """Replicas whose claims this ledger has and that are about to end. `place_or_wait` waits for their room."""
     sleepers: dict[str, ObservedReplica] = field(default_factory=dict)
     """Sleeping replicas whose claims are in the ledger, by name."""
     waits_for_busy: bool = True
     """Whether there is no room on a busy GPU. False: the ledger says where room will be, whoever loads there now."""
+    replica_counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Host and model to the number of the model's replicas there; host and empty text to that of all replicas."""
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
         """Return a new ledger with the claims of all running replicas, of created ones with an operation under way, and
         of started ones that are not observed yet. Ended replicas, and created ones without an operation, claim nothing.
         A replica that was never ready, or has an operation under way, keeps its GPUs busy."""
-        ledger = cls(unified_gpus=observed.unified_gpus)
+        ledger = cls(unified_gpus=unified_keys(observed.hosts))
         seen_names = set()
         # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
         for replica in sorted(observed.replicas, key=lambda each: each.name):
@@ -80,25 +84,31 @@ class ClaimLedger:
                 continue
             is_unsettled = replica.ready_since is None or operation is not None
             claims = replica.claims if operation is None else booked_claims(replica, observed)
-            ledger.add_claims(claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
-            if replica.sleep is not None and replica.is_asleep and operation is None:
+            busy_with = replica.name if is_unsettled else None
+            ledger.add_claims(claims, model=replica.id.model, host=replica.host, busy_with=busy_with)
+            if replica.sleep is not None and replica.is_asleep and operation is None and replica.silent is None:
                 ledger.sleepers[replica.name] = replica
         for name, operation in sorted(observed.pending.items()):
             if name not in seen_names and operation.kind is OpKind.START:
-                ledger.add_claims(operation.claims, model=operation.id.model, busy_with=name)
+                ledger.add_claims(operation.claims, model=operation.id.model, host=operation.host, busy_with=name)
         return ledger
 
-    def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
-        """Add a replica's claims, MiB by GPU uuid or HOST, without a check whether they fit.
+    def add_claims(
+        self, claims: Mapping[str, int], *, model: str | None = None, host: str = "", busy_with: str | None = None
+    ) -> None:
+        """Add a replica's claims, MiB by GPU uuid or `memory_key`, without a check whether they fit.
 
-        `model`: None leaves `models_by_gpu` alone. `busy_with`: the replica's name, if it loads or stops and its GPUs
-        are busy with that; None: they are not.
+        `model`: None leaves `models_by_gpu` and the counts alone. `host`: where the replica runs. `busy_with`: the
+        replica's name, if it loads or stops and its GPUs are busy with that; None: they are not.
         """
+        if model is not None:
+            for key in ((host, model), (host, "")):
+                self.replica_counts[key] = self.replica_counts.get(key, 0) + 1
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
             if model is not None:
                 self.models_by_gpu.setdefault(uuid, set()).add(model)
-            if busy_with is not None and uuid != HOST:
+            if busy_with is not None and not is_memory_key(uuid):
                 self.busy_replicas[uuid] = busy_with
 
     def book_wake(self, replica: ObservedReplica, claims: Mapping[str, int]) -> None:
@@ -106,10 +116,10 @@ class ClaimLedger:
         if self.sleepers.pop(replica.name, None) is not None:
             for uuid, mib in replica.claims.items():
                 self.claimed_mib[uuid] -= mib
-        self.add_claims(claims, model=replica.id.model, busy_with=replica.name)
+        self.add_claims(claims, model=replica.id.model, host=replica.host, busy_with=replica.name)
 
     def claimed_on(self, key: str) -> int:
-        """Return the MiB claimed of a GPU (by uuid) or of main memory (HOST); 0 for an unknown key.
+        """Return the MiB claimed of a GPU (by uuid) or of main memory (by `memory_key`); 0 for an unknown key.
 
         Main memory and all GPUs that share it (`unified_gpus`) count as one: each key returns the sum of their claims.
         """
@@ -117,14 +127,16 @@ class ClaimLedger:
 
     def released_on(self, key: str) -> int:
         """Return the MiB still in use, by replicas that this ledger counts as gone, of a GPU (by uuid) or of main
-        memory (HOST). Main memory and GPUs that share it count as one, as in `claimed_on`."""
+        memory. Main memory and GPUs that share it count as one, as in `claimed_on`."""
         return self._sum_mib(self.released_mib, key)
 
     def _sum_mib(self, mib_by_key: Mapping[str, int], key: str) -> int:
         """Sum over `key` and whatever is the same memory."""
-        if key == HOST or key in self.unified_gpus:
-            return mib_by_key.get(HOST, 0) + sum(mib_by_key.get(uuid, 0) for uuid in self.unified_gpus)
-        return mib_by_key.get(key, 0)
+        memory = self.unified_gpus.get(key, key)
+        if not self.unified_gpus or not is_memory_key(memory):
+            return mib_by_key.get(key, 0)
+        sharing = (mib_by_key.get(uuid, 0) for uuid, shared in self.unified_gpus.items() if shared == memory)
+        return mib_by_key.get(memory, 0) + sum(sharing)
 
     def find_busy_neighbour(self, replica: ObservedReplica) -> str | None:
         """Return the name of another replica that loads or stops on one of the GPUs that `replica` claims; None: there
@@ -147,6 +159,7 @@ class ClaimLedger:
             self.leaving,
             dict(self.sleepers),
             self.waits_for_busy,
+            dict(self.replica_counts),
         )
         for each in claims:
             for uuid, mib in each.items():
@@ -202,12 +215,15 @@ class ClaimLedger:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The GPUs and memory for one replica. `claims`: MiB to reserve, by GPU uuid and HOST. HOST is left out where the
-    need of main memory is unknown. Nothing is reserved until the claims are added to a ledger."""
+    """The host, GPUs and memory for one replica. `claims`: MiB to reserve, by GPU uuid and the host's `memory_key`,
+    which is left out where the need of main memory is unknown. Nothing is reserved until the claims are added to a
+    ledger."""
 
     claims: Mapping[str, int]
     sleeper: ObservedReplica | None = None
     """The replica to wake there. None means that one is started."""
+    host: str = ""
+    """Name of the host, as in `Host.name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,33 +235,51 @@ class NoRoom:
     waiting: bool = False
     is_releasing: bool = field(default=False, compare=False)
     """Whether all that is missing is memory in use that an engine left less than 60 s (`RELEASE_S`) ago."""
+    is_busy: bool = field(default=False, compare=False)
+    """Whether there is room, on a GPU where another replica loads or stops."""
 
 
-def place_or_wait(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
+def place_or_wait(
+    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, avoided: Collection[str] = ()
+) -> Placement | NoRoom:
     """Find GPUs and main memory as `place_replica` does. Where there is no room, and there will be once the replicas of
     `ledger.leaving` have ended and their memory is free, the `NoRoom` is `waiting`, and its reason names them."""
-    placement = place_replica(model, observed, ledger)
+    placement = place_replica(model, observed, ledger, avoided)
     if isinstance(placement, Placement) or placement.waiting or not ledger.leaving:
         return placement
-    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed))
+    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed), avoided)
     if isinstance(promised, NoRoom) and not promised.waiting:
         return placement
     return NoRoom(explain_leaving(ledger.leaving), waiting=True)
 
 
 def explain_never_fits(model: DesiredModel, observed: ObservedState) -> str | None:
-    """Return, as the second half of a sentence, why a replica of the model has no room on this host whatever is
+    """Return, as the second half of a sentence, why a replica of the model has no room on any host whatever is
     unloaded: what it needs, what there is, and what to do. None: it has room, or its memory or some GPU is not known.
-    Of `observed`, what runs and is in use does not count."""
+    Of `observed`, what runs and is in use does not count, nor whether a host answers now."""
     if model.gpu_count and (not observed.gpus or observed.unread_gpus):
         return None
-    gpus = tuple(replace(gpu, used_mib=0, processes=None) for gpu in observed.gpus or ())
-    placement = place_replica(model, replace(observed, gpus=gpus), ClaimLedger(unified_gpus=observed.unified_gpus))
+    hosts = tuple(replace(host, state=HostState.READY) for host in free_hosts(observed.hosts))
+    ledger = ClaimLedger(unified_gpus=unified_keys(hosts))
+    placement = place_replica(model, replace(observed, hosts=hosts), ledger)
     return placement.reason if isinstance(placement, NoRoom) and not placement.waiting else None
 
 
+def free_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Return the hosts as they would be with no GPU memory in use."""
+    return tuple(
+        replace(host, gpus=tuple(replace(gpu, used_mib=0, processes=None) for gpu in host.gpus)) if host.gpus else host
+        for host in hosts
+    )
+
+
+def unified_keys(hosts: Iterable[Host]) -> dict[str, str]:
+    """Return the uuids of the GPUs that share main memory, to the key of that memory."""
+    return {uuid: host.memory_key for host in hosts for uuid in host.unified_gpus}
+
+
 def booked_claims(replica: ObservedReplica, observed: ObservedState) -> Mapping[str, int]:
-    """Return what a ledger of this observation books for the replica, MiB by GPU uuid or HOST: while it falls asleep or
+    """Return what a ledger of this observation books for the replica, as its claims: while it falls asleep or
     wakes, and until an observation that began after that, the claims of that operation."""
     operation = observed.pending.get(replica.name)
     if operation is not None and operation.kind in (OpKind.SLEEP, OpKind.WAKE):
@@ -259,29 +293,136 @@ def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:
     return f"{WAITING_FOR_ROOM}: {' and '.join(names) or 'others'} {'is' if len(names) == 1 else 'are'} ending"
 
 
-def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
-    """Find GPUs and main memory for one replica of the model, beside the claims in `ledger`.
+def avoided_hosts(model: DesiredModel, index: int, observed: ObservedState, now: float, recheck_s: float) -> set[str]:
+    """Return the names of the hosts on which a start of the replica at `index` need not be tried before others: its
+    backoff runs there, or its preflight or the pull of its image has failed there. `recheck_s`: see
+    `PreflightResult.is_fresh`. Empty where there is one host."""
+    if len(observed.hosts) == 1:
+        return set()
+    avoided = set()
+    for host in observed.hosts:
+        failure = observed.failures.get(ReplicaKey(model.name, index, model.spec_hash, host.name))
+        result = observed.preflights.get(PreflightKey(model.name, model.spec_hash, host.name))
+        is_refused = result is not None and not result.ok and result.is_fresh(now, recheck_s)
+        if result is not None and result.missing_image is not None:
+            pull = observed.pulls.get(PullKey(result.missing_image, host.name))
+            is_refused = pull is not None and pull.must_wait(now)
+        if is_refused or (failure is not None and failure.must_wait(now)):
+            avoided.add(host.name)
+    return avoided
+
+
+def find_backoff(model: DesiredModel, index: int, observed: ObservedState, now: float) -> Failure | None:
+    """Return the failure that keeps the replica at `index` from starting now: of those on the hosts that it may use the
+    one whose next attempt is due first. None: on some host it may be tried, or there is no such host."""
+    if not observed.failures:
+        return None
+    failures = []
+    for host in usable_hosts(model, observed):
+        failure = observed.failures.get(ReplicaKey(model.name, index, model.spec_hash, host.name))
+        if failure is None or not failure.must_wait(now):
+            return None
+        failures.append(failure)
+    return min(failures, key=lambda each: inf if each.retry_at is None else each.retry_at, default=None)
+
+
+def usable_hosts(model: DesiredModel, observed: ObservedState) -> tuple[Host, ...]:
+    """Return the hosts on which a replica of the model may be started now: those that are ready, and that `hosts`
+    names where it is declared."""
+    return tuple(host for host in observed.hosts if host.state is HostState.READY and host.is_named_by(model.hosts))
+
+
+def place_replica(
+    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, avoided: Collection[str] = ()
+) -> Placement | NoRoom:
+    """Find a host, GPUs and main memory for one replica of the model, beside the claims in `ledger`.
 
     `ledger` is not changed: the caller books the claims with `add_claims`. Returns `NoRoom`, and raises nothing, where
-    there is no room, no such GPU, the GPUs cannot be read now, or another replica loads or stops on a chosen GPU. Best
-    fit: GPUs where nothing loads or stops come first, then GPUs without another replica of the model, then those with
-    the least room that is still enough.
+    there is no room, no such GPU, the GPUs cannot be read now, or another replica loads or stops on a chosen GPU.
+
+    The host with the fewest replicas of the model comes first, then one that has the files, then the best fit. Hosts in
+    `avoided`, by name, come into question only if no others do. Best fit of a host's GPUs: those where nothing loads or
+    stops come first, then GPUs without another replica of the model, then those with the least room that is still
+    enough.
     """
+    hosts = usable_hosts(model, observed)
+    if not hosts:
+        return _explain_no_host(model, observed)
+    if len(observed.hosts) > 1 and (reason := _explain_ambiguous(model, hosts)) is not None:
+        return NoRoom(reason)
+    hosts = tuple(host for host in hosts if host.name not in avoided) or hosts
+    if len(hosts) == 1:
+        return _place_on_host(model, hosts[0], observed, ledger)
+    results = [(host, _place_on_host(model, host, observed, ledger)) for host in hosts]
+    ranked = sorted(
+        (_rank_host(model, host, result, ledger), number)
+        for number, (host, result) in enumerate(results)
+        if isinstance(result, Placement) or result.is_busy
+    )
+    if ranked:
+        return results[ranked[0][1]][1]
+    refusals = [(host, result) for host, result in results if isinstance(result, NoRoom)]
+    return NoRoom(
+        "; ".join(f"{host.title}: {result.reason}" for host, result in refusals),
+        waiting=any(result.waiting for _, result in refusals),
+        is_releasing=all(result.is_releasing for _, result in refusals if result.waiting),
+    )
+
+
+def _rank_host(
+    model: DesiredModel, host: Host, result: Placement | NoRoom, ledger: ClaimLedger
+) -> tuple[int, bool, bool, int, str]:
+    """Return the sort key of a host on which a replica of the model has room; the least is chosen."""
+    claims = result.claims if isinstance(result, Placement) else {}
+    gpus = [gpu for gpu in host.gpus or () if gpu.uuid in claims]
+    if gpus:
+        free_mib = sum(_free_mib(gpu, ledger) for gpu in gpus)
+    elif claims and host.memory_mib is not None:
+        free_mib = host.memory_mib - ledger.claimed_on(host.memory_key)
+    else:  # nobody knows what it takes, so that the number of replicas is the best measure
+        free_mib = ledger.replica_counts.get((host.name, ""), 0)
+    count = ledger.replica_counts.get((host.name, model.name), 0)
+    return count, model.name in host.missing_models, isinstance(result, NoRoom), free_mib, host.name
+
+
+def _explain_no_host(model: DesiredModel, observed: ObservedState) -> NoRoom:
+    named = [host for host in observed.hosts if host.is_named_by(model.hosts)]
+    if named:
+        reasons = [f"{host.title} is {host.state}" + (f": {host.reason}" if host.reason else "") for host in named]
+        return NoRoom("; ".join(reasons), waiting=any(host.state is HostState.SILENT for host in named))
+    wanted = ", ".join(model.hosts)
+    if len(observed.hosts) == 1 and not observed.hosts[0].name:
+        return NoRoom(f"`hosts` names {wanted}, and this is the only host, which has no name: take `hosts` out")
+    names = ", ".join(host.name for host in observed.hosts)
+    return NoRoom(f"`hosts` names {wanted}, and no host has that name or label: write one of {names}")
+
+
+def _explain_ambiguous(model: DesiredModel, hosts: Collection[Host]) -> str | None:
+    """Return why a GPU of `gpu_choice` is not clear: its index alone is written, and several hosts have it."""
+    for name in model.gpu_choice:
+        labels = [gpu.label for host in hosts for gpu in host.gpus or () if gpu.bare_label == name]
+        if len(labels) > 1:
+            return f"`gpus` names GPU {name}, which several hosts have: write {' or '.join(labels)}"
+    return None
+
+
+def _place_on_host(model: DesiredModel, host: Host, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
     requirement = requirement_of(model, observed)
-    host_claims = _claim_main_memory(model, requirement, observed, ledger)
+    host_claims = _claim_main_memory(model, requirement, host, ledger)
     if model.gpu_count == 0:
-        return host_claims if isinstance(host_claims, NoRoom) else Placement(host_claims)
-    if observed.gpus is None:
+        return host_claims if isinstance(host_claims, NoRoom) else Placement(host_claims, host=host.name)
+    if host.gpus is None:
         return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
-    placement = _place_on_gpus(model, observed.gpus, requirement, host_claims, observed, ledger)
+    placement = _place_on_gpus(model, host, host.gpus, requirement, host_claims, observed, ledger)
     if isinstance(placement, Placement) or placement.waiting:
         return placement
-    unread_gpus = [gpu for gpu in observed.unread_gpus if not model.gpu_choice or _is_chosen(model, gpu)]
+    unread_gpus = [gpu for gpu in host.unread_gpus if not model.gpu_choice or _is_chosen(model, gpu)]
     return NoRoom("; ".join([placement.reason, *(gpu.description for gpu in unread_gpus)]))
 
 
 def _place_on_gpus(
     model: DesiredModel,
+    host: Host,
     gpus: tuple[Gpu, ...],
     requirement: Requirement,
     host_claims: dict[str, int] | NoRoom,
@@ -289,8 +430,8 @@ def _place_on_gpus(
     ledger: ClaimLedger,
 ) -> Placement | NoRoom:
     if model.gpu_count > len(gpus):
-        return NoRoom(f"needs {_gpu_count_text(model.gpu_count)}, this host has {len(gpus) or 'none'}")
-    allowed_gpus = _allowed_gpus(model, gpus, observed.unread_gpus)
+        return NoRoom(f"needs {_gpu_count_text(model.gpu_count)}, {host.title} has {len(gpus) or 'none'}")
+    allowed_gpus = _allowed_gpus(model, host, gpus)
     if isinstance(allowed_gpus, NoRoom):
         return allowed_gpus
     fitting_gpus = sorted(
@@ -309,12 +450,13 @@ def _place_on_gpus(
     chosen_gpus = sorted(fitting_gpus[: model.gpu_count], key=lambda gpu: gpu.index)
     for gpu in chosen_gpus:
         if ledger.waits_for_busy and gpu.uuid in ledger.busy_replicas:
-            return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy_replicas[gpu.uuid]}", waiting=True)
+            busy_with = ledger.busy_replicas[gpu.uuid]
+            return NoRoom(f"GPU {gpu.label} is busy with {busy_with}", waiting=True, is_busy=True)
     gpu_claims = {}
     for gpu in chosen_gpus:
         mib = requirement.mib_on_gpu(gpu)
         gpu_claims[gpu.uuid] = gpu.total_mib - _own_host_mib(requirement, gpu, ledger) if mib is None else mib
-    return Placement(gpu_claims | host_claims)
+    return Placement(gpu_claims | host_claims, host=host.name)
 
 
 def place_sleeper(replica: ObservedReplica, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
@@ -325,30 +467,35 @@ def place_sleeper(replica: ObservedReplica, observed: ObservedState, ledger: Cla
     beside = ledger.copy_without_replicas([replica], observed) if replica.name in ledger.sleepers else ledger
     reason = find_shortage(claims, observed, beside)
     if reason is not None:
-        left_s = (observed.at - observed.left_at.get(uuid, -RELEASE_S) for uuid in claims if uuid != HOST)
-        unused = replace(observed, gpus=tuple(replace(gpu, used_mib=0) for gpu in observed.gpus or ()))
+        left_s = (observed.at - observed.left_at.get(uuid, -RELEASE_S) for uuid in claims if not is_memory_key(uuid))
+        unused = replace(observed, hosts=free_hosts(observed.hosts))
         is_releasing = any(each < RELEASE_S for each in left_s) and find_shortage(claims, unused, beside) is None
-        is_unread = observed.gpus is None or any(gpu.uuid in claims for gpu in observed.unread_gpus)
+        host = observed.find_host(replica.host)
+        is_unread = host is None or host.gpus is None or any(gpu.uuid in claims for gpu in host.unread_gpus)
         return NoRoom(reason, waiting=is_unread or is_releasing, is_releasing=is_releasing)
     busy = next((beside.busy_replicas[uuid] for uuid in claims if uuid in beside.busy_replicas), None)
     if ledger.waits_for_busy and busy is not None:
         return NoRoom(f"its GPU is busy with {busy}", waiting=True)
-    return Placement(claims, replica)
+    return Placement(claims, replica, replica.host)
 
 
 def find_shortage(claims: Mapping[str, int], observed: ObservedState, ledger: ClaimLedger) -> str | None:
-    """Return why these claims, MiB by GPU uuid or HOST, have no room beside those in `ledger`; None: they have."""
+    """Return why these claims of one replica, MiB by GPU uuid or `memory_key`, have no room beside those in `ledger`;
+    None: they have."""
     gpus = {gpu.uuid: gpu for gpu in observed.gpus or ()}
-    host_mib = claims.get(HOST, 0)
-    if observed.host_mib is not None and ledger.claimed_on(HOST) + host_mib > observed.host_mib:
-        free_mib = max(0, observed.host_mib - ledger.claimed_on(HOST))
-        return f"needs {host_mib} MiB of main memory; free: {free_mib} of {observed.host_mib} MiB"
+    main_memory_mib = next((mib for key, mib in claims.items() if is_memory_key(key)), 0)
+    for host in observed.hosts:
+        claimed_mib = ledger.claimed_on(host.memory_key)
+        mib = claims.get(host.memory_key)
+        if mib is not None and host.memory_mib is not None and claimed_mib + mib > host.memory_mib:
+            free_mib = max(0, host.memory_mib - claimed_mib)
+            return f"needs {mib} MiB of main memory; free: {free_mib} of {host.memory_mib} MiB"
     for uuid, mib in claims.items():
-        if uuid == HOST:
+        if is_memory_key(uuid):
             continue
         if uuid not in gpus:
             return "a GPU on which it sleeps cannot be read"
-        needed_mib = mib + (host_mib if uuid in ledger.unified_gpus else 0)
+        needed_mib = mib + (main_memory_mib if uuid in ledger.unified_gpus else 0)
         if _free_mib(gpus[uuid], ledger) < needed_mib:
             gpu = gpus[uuid]
             free_mib = max(0, _free_mib(gpu, ledger))
@@ -370,25 +517,25 @@ def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
 
 
 def _claim_main_memory(
-    model: DesiredModel, requirement: Requirement, observed: ObservedState, ledger: ClaimLedger
+    model: DesiredModel, requirement: Requirement, host: Host, ledger: ClaimLedger
 ) -> dict[str, int] | NoRoom:
     needed_mib = requirement.host_mib
     if needed_mib is None:
         return {}
-    total_mib = observed.host_mib
-    if total_mib is not None and ledger.claimed_on(HOST) + needed_mib > total_mib:
-        free_mib = max(0, total_mib - ledger.claimed_on(HOST))
+    total_mib = host.memory_mib
+    if total_mib is not None and ledger.claimed_on(host.memory_key) + needed_mib > total_mib:
+        free_mib = max(0, total_mib - ledger.claimed_on(host.memory_key))
         reason = f"needs {needed_mib} MiB of main memory; free: {free_mib} of the {total_mib} MiB that engines may take"
         if needed_mib > total_mib:
             change = "declare a smaller context" if model.memory_mib is None else "lower `memory_mib`"
-            change += ", raise ROUNDHOUSE_ENGINES_MEMORY_MIB" if observed.is_host_limited else ""
+            change += ", raise ROUNDHOUSE_ENGINES_MEMORY_MIB" if host.is_memory_limited else ""
             reason = f"{reason}: {advise_smaller(change)}"
         return NoRoom(reason)
-    return {HOST: needed_mib}
+    return {host.memory_key: needed_mib}
 
 
-def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...], unread_gpus: tuple[UnreadGpu, ...]) -> list[Gpu] | NoRoom:
-    allowed_gpus = _chosen_gpus(model, gpus, unread_gpus)
+def _allowed_gpus(model: DesiredModel, host: Host, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+    allowed_gpus = _chosen_gpus(model, host, gpus)
     if isinstance(allowed_gpus, NoRoom) or model.gpu_count == 1:
         return allowed_gpus
     whole_gpus = [gpu for gpu in allowed_gpus if gpu.mig is None]
@@ -398,14 +545,14 @@ def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...], unread_gpus: tuple
     return whole_gpus
 
 
-def _chosen_gpus(model: DesiredModel, gpus: tuple[Gpu, ...], unread_gpus: tuple[UnreadGpu, ...]) -> list[Gpu] | NoRoom:
+def _chosen_gpus(model: DesiredModel, host: Host, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
     if not model.gpu_choice:
         return list(gpus)
-    by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}
+    by_name = {name: gpu for gpu in gpus for name in gpu.names}
     missing_names = [name for name in model.gpu_choice if name not in by_name]
-    absent_names = [name for name in missing_names if not any(_names_gpu(name, gpu) for gpu in unread_gpus)]
+    absent_names = [name for name in missing_names if not any(_names_gpu(name, gpu) for gpu in host.unread_gpus)]
     if absent_names:
-        return NoRoom(f"this host has no GPU {', '.join(absent_names)}")
+        return NoRoom(f"{host.title} has no GPU {', '.join(absent_names)}")
     if missing_names:
         return NoRoom("not every GPU that `gpus` names can be used")
     return list({by_name[name].uuid: by_name[name] for name in model.gpu_choice}.values())
@@ -417,7 +564,7 @@ def _is_chosen(model: DesiredModel, gpu: UnreadGpu) -> bool:
 
 def _names_gpu(name: str, gpu: UnreadGpu) -> bool:
     # While a GPU in MIG mode does not answer, nobody knows of its instances.
-    return bool({name, name.partition(":")[0]} & {gpu.uuid, gpu.label})
+    return bool({name, name.partition(":")[0]} & {gpu.uuid, gpu.label, gpu.bare_label})
 
 
 def _free_mib(gpu: Gpu, ledger: ClaimLedger) -> int:

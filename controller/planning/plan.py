@@ -10,6 +10,7 @@ Invariants, held by tests/properties/controller/planning/test_plan.py:
 - nothing is drained for a replacement before the replacement's preflight succeeded;
 - a roll takes one replica at a time: of n that serve, n - 1 go on serving;
 - nothing is started before its backoff is over;
+- nothing is done on a host that does not answer, and nothing is started on one that is drained;
 - a sleeping replica is woken only where its claims have room, and is stopped once its memory is needed;
 - a model is evicted only as controller/planning/eviction.py allows;
 - no action names a replica that was not observed as ours.
@@ -26,7 +27,7 @@ from controller.planning.classify import classify_replicas
 from controller.planning.eviction import decide_evictions
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import RELEASE_S, ClaimLedger
-from controller.planning.replica_changes import leaving_replicas
+from controller.planning.replica_changes import leaving_replicas, moving_replicas
 from controller.planning.rolling import fill_replicas
 from controller.state import DesiredState, ObservedReplica, ObservedState, PendingOp
 
@@ -48,6 +49,8 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     for name, operation in observed.pending.items():
         pending[operation.id.model].append((name, operation))
     ledger = ClaimLedger.of(observed)
+    is_one_host = len(observed.hosts) == 1 and not observed.hosts[0].name
+    moving = {} if is_one_host else moving_replicas(desired, observed)
     decision = decide_evictions(desired, observed, ledger, now)
     desired = decision.desired
     ledger.leaving = tuple(replica for replica, _ in leaving_replicas(desired, observed))
@@ -57,7 +60,8 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
         model, wait_reason = desired.models.get(name), decision.wait_reasons.get(name)
         turn = ModelTurn(model, observed, ledger, now, desired.preflight_recheck_s, wait_reason)
         turn.sleeping, turn.waking = decision.sleeping, decision.waking
-        turn.buckets = classify_replicas(turn.model, replicas[name], pending[name], now, observed.gpu_use)
+        turn.moving, turn.checked_hosts = moving, decision.checked_hosts.get(name, ())
+        turn.buckets = classify_replicas(turn.model, replicas[name], pending[name], now, observed.gpu_use, moving)
         turn.clear_replicas()
         turns.append(turn)
     for turn in sorted(turns, key=lambda each: decision.queue_place(each.model)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import NoRoom, Placement, place_or_wait, place_replica
+from controller.planning.placement import NoRoom, Placement, avoided_hosts, find_backoff, place_or_wait, place_replica
 from controller.planning.starting import (
     backs_off,
     has_files,
@@ -13,7 +13,7 @@ from controller.planning.starting import (
     start_replica,
     wait_for_room,
 )
-from controller.state import DesiredModel, Health, ObservedReplica, ReplicaKey
+from controller.state import DesiredModel, Health, ObservedReplica, PreflightKey
 
 
 def fill_replicas(turn: ModelTurn) -> None:
@@ -51,9 +51,7 @@ def _is_rolling(turn: ModelTurn, model: DesiredModel) -> bool:
     if not turn.observed.failures:
         return False
     missing_indices = set(range(model.replicas)) - buckets.outdated.keys() - buckets.current.keys()
-    keys = (ReplicaKey(model.name, index, model.spec_hash) for index in missing_indices)
-    failures = (turn.observed.failures.get(key) for key in keys)
-    return any(failure is not None and failure.must_wait(turn.now) for failure in failures)
+    return any(find_backoff(model, index, turn.observed, turn.now) is not None for index in missing_indices)
 
 
 def _keep_current(turn: ModelTurn, model: DesiredModel) -> None:
@@ -69,9 +67,8 @@ def _holds_together(turn: ModelTurn, model: DesiredModel) -> bool:
     if model.replicas < 2 or model.name in turn.observed.loaded_once or turn.buckets.outdated:
         return False
     for index in range(model.replicas if turn.observed.failures else 0):
-        key = ReplicaKey(model.name, index, model.spec_hash)
-        failure = turn.observed.failures.get(key)
-        if failure is None or not failure.must_wait(turn.now):
+        failure = find_backoff(model, index, turn.observed, turn.now)
+        if failure is None:
             continue
         turn.retire_current(f"all or nothing: replica {index} failed")
         turn.add_failure(index, failure)
@@ -93,7 +90,7 @@ def _exceeds_room(turn: ModelTurn, model: DesiredModel) -> bool:
             scratch.book_wake(placement.sleeper, placement.claims)
             scratch.busy_replicas = dict(turn.ledger.busy_replicas)
         elif isinstance(placement, Placement):
-            scratch.add_claims(placement.claims, model=model.name)
+            scratch.add_claims(placement.claims, model=model.name, host=placement.host)
         elif not placement.waiting:
             turn.retire_current(f"all or nothing: no room for replica {index}")
             turn.add_blocked(index, placement.reason, None, failed=True)
@@ -103,32 +100,42 @@ def _exceeds_room(turn: ModelTurn, model: DesiredModel) -> bool:
 
 def _retire_replaced(turn: ModelTurn, current: ObservedReplica | None, old_replica: ObservedReplica) -> None:
     if current is not None and current.health is Health.READY:
-        turn.retire_replica(old_replica, "replaced by a replica of the edited definition")
+        reason = turn.moving.get(old_replica.name)
+        words = "replaced by a replica of the edited definition" if reason is None else f"{reason}, and it has moved"
+        turn.retire_replica(old_replica, words)
 
 
 def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: ObservedReplica) -> None:
-    """Start the new replica first where memory allows both; otherwise drain the old one first."""
+    """Start the new replica first where memory allows both; otherwise drain the old one first. One that serves and must
+    move is not drained first: its own room is no use to the new one."""
     if backs_off(turn, model, index) or not has_files(turn, model, index):
         _let_serve(turn, old_replica)
         return
     # One failed probe does not make an engine useless: what has served may serve again.
     is_serving = old_replica.ready_since is not None and old_replica.draining is None
-    placement_alongside = place_replica(model, turn.observed, turn.ledger)
-    placement_instead = place_or_wait(model, turn.observed, turn.ledger.copy_without([old_replica.claims]))
+    cause = turn.moving.get(old_replica.name, "the definition was edited")
+    avoided = avoided_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s)
+    placement_alongside = place_replica(model, turn.observed, turn.ledger, avoided)
+    ledger_instead = turn.ledger.copy_without([old_replica.claims])
+    placement_instead = place_or_wait(model, turn.observed, ledger_instead, avoided)
     if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
         turn.add_blocked(index, placement_alongside.reason, None)
     elif isinstance(placement_alongside, NoRoom) and isinstance(placement_instead, NoRoom):
         turn.add_blocked(index, placement_instead.reason, None, failed=not placement_instead.waiting)
         _let_serve(turn, old_replica)
-    elif not is_start_checked(turn, model, index):
-        result = turn.observed.preflights.get((model.name, model.spec_hash))
+    elif not is_start_checked(turn, model, index, _host_of(placement_alongside, placement_instead)):
+        key = PreflightKey(model.name, model.spec_hash, _host_of(placement_alongside, placement_instead))
+        result = turn.observed.preflights.get(key)
         if result is not None and not result.ok:
             _let_serve(turn, old_replica)
     elif is_serving and isinstance(placement_alongside, Placement):
-        reason = "the definition was edited; the old replica serves until then"
-        issue_start(turn, model, index, placement_alongside, reason)
+        issue_start(turn, model, index, placement_alongside, f"{cause}; the old replica serves until then")
     else:
-        turn.retire_replica(old_replica, "the definition was edited" + ("; no room for both" if is_serving else ""))
+        turn.retire_replica(old_replica, cause + ("; no room for both" if is_serving else ""))
+
+
+def _host_of(*placements: Placement | NoRoom) -> str:
+    return next(each.host for each in placements if isinstance(each, Placement))
 
 
 def _let_serve(turn: ModelTurn, old_replica: ObservedReplica) -> None:

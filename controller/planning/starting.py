@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from controller.planning.actions import WAITING_FOR_ROOM, DownloadSource, Preflight, PullImage, Start, Wake
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_or_wait, place_sleeper
-from controller.state import DesiredModel, OpKind, ReplicaId, ReplicaKey
+from controller.planning.placement import (
+    ClaimLedger,
+    NoRoom,
+    Placement,
+    avoided_hosts,
+    find_backoff,
+    place_or_wait,
+    place_sleeper,
+    usable_hosts,
+)
+from controller.state import DesiredModel, OpKind, PreflightKey, PullKey, ReplicaId, ReplicaKey
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
@@ -30,7 +39,7 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
         wait_for_room(turn, model, index, turn.wait_reason)
     elif isinstance(placement, NoRoom):
         turn.add_blocked(index, placement.reason, None, failed=not placement.waiting)
-    elif is_start_checked(turn, model, index):
+    elif is_start_checked(turn, model, index, placement.host):
         issue_start(turn, model, index, placement, "no replica at this index")
 
 
@@ -44,7 +53,8 @@ def place_index(turn: ModelTurn, model: DesiredModel, index: int, ledger: ClaimL
             # It got the room of others, which have not left yet.
             return NoRoom(f"{WAITING_FOR_ROOM}: {placement.reason}", waiting=True)
         return placement
-    return place_or_wait(model, turn.observed, ledger)
+    avoided = avoided_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s)
+    return place_or_wait(model, turn.observed, ledger, avoided)
 
 
 def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
@@ -68,14 +78,16 @@ def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
 
 
 def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Return whether the replica at `index` has failed and must wait before its next attempt. If so, note it in the
-    turn as blocked, with the error and the time of the retry. A failure that this same plan reports also gives True,
-    but is not noted: only the next plan knows its retry time."""
-    key = ReplicaKey(model.name, index, model.spec_hash)
-    if key in turn.failed_keys:
+    """Return whether the replica at `index` has failed on every host that it may use, and must wait before its next
+    attempt. If so, note it in the turn as blocked, with the error and the time of the retry. A failure that this same
+    plan reports also gives True, but is not noted: only the next plan knows its retry time."""
+    hosts = usable_hosts(model, turn.observed)
+    if turn.failed_keys and all(
+        ReplicaKey(model.name, index, model.spec_hash, host.name) in turn.failed_keys for host in hosts
+    ):
         return True
-    failure = turn.observed.failures.get(key)
-    if failure is None or not failure.must_wait(turn.now):
+    failure = find_backoff(model, index, turn.observed, turn.now)
+    if failure is None:
         return False
     turn.add_failure(index, failure)
     return True
@@ -84,24 +96,27 @@ def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
 def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str) -> None:
     """Note that the replica waits for room, for `reason`, and add its preflight or image pull meanwhile: no model is
     evicted for a replica that cannot be started. After a failed preflight that failure is noted, not the room."""
-    is_start_checked(turn, model, index)
-    result = turn.observed.preflights.get((model.name, model.spec_hash))
-    if result is None or result.ok:
+    hosts = turn.checked_hosts or [host.name for host in usable_hosts(model, turn.observed)[:1]]
+    for host in hosts:
+        is_start_checked(turn, model, index, host)
+    results = [turn.observed.preflights.get(PreflightKey(model.name, model.spec_hash, host)) for host in hosts]
+    if all(result is None or result.ok for result in results):
         turn.add_blocked(index, reason, None)
 
 
-def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Return whether a fresh preflight says that the start can succeed. Otherwise add to the turn the action that must
-    come first (preflight or image pull, unless it is under way), or note in the turn why the replica is blocked."""
-    key = (model.name, model.spec_hash)
+def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int, host: str) -> bool:
+    """Return whether a fresh preflight says that the start on `host` can succeed. Otherwise add to the turn the action
+    that must come first (preflight or image pull, unless it is under way), or note in the turn why the replica is
+    blocked."""
+    key = PreflightKey(model.name, model.spec_hash, host)
     result = turn.observed.preflights.get(key)
     is_fresh = result is not None and result.is_fresh(turn.now, turn.preflight_recheck_s)
     if not is_fresh and key not in turn.observed.preflighting:
-        turn.add_once(Preflight(model.name, model.spec_hash, "before a start"))
+        turn.add_once(Preflight(model.name, model.spec_hash, "before a start", host))
     if result is None:
         return False
     if result.missing_image is not None:
-        _pull_image(turn, model, index, result.missing_image)
+        _pull_image(turn, model, index, PullKey(result.missing_image, host))
     elif not result.ok:
         recheck_at = result.at + turn.preflight_recheck_s
         error = result.error or "preflight failed"
@@ -109,14 +124,15 @@ def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
     return is_fresh and result.ok
 
 
-def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, image: str) -> None:
-    failure = turn.observed.pulls.get(image)
+def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, key: PullKey) -> None:
+    failure = turn.observed.pulls.get(key)
     if failure is not None and failure.must_wait(turn.now):
         turn.add_failure(index, failure)
-    elif image in turn.observed.pulls and failure is None:
-        turn.add_blocked(index, f"image {image} is being pulled", None)
+    elif key in turn.observed.pulls and failure is None:
+        turn.add_blocked(index, f"image {key.image} is being pulled", None)
     else:
-        turn.add_once(PullImage(model.name, image, "the image is not on this host"))
+        where = f"host {key.host}" if key.host else "this host"
+        turn.add_once(PullImage(model.name, key.image, f"the image is not on {where}", key.host))
 
 
 def issue_start(turn: ModelTurn, model: DesiredModel, index: int, placement: Placement, reason: str) -> None:
@@ -126,5 +142,6 @@ def issue_start(turn: ModelTurn, model: DesiredModel, index: int, placement: Pla
     """
     key = ReplicaKey(model.name, index, model.spec_hash)
     attempt = 1 + turn.observed.attempts.highest_of(key.text)
-    turn.ledger.add_claims(placement.claims, model=model.name, busy_with=f"{model.name}/{index}")
-    turn.actions.append(Start(ReplicaId(model.name, index, model.spec_hash, attempt), reason, placement.claims))
+    busy_with, replica = f"{model.name}/{index}", ReplicaId(model.name, index, model.spec_hash, attempt)
+    turn.ledger.add_claims(placement.claims, model=model.name, host=placement.host, busy_with=busy_with)
+    turn.actions.append(Start(replica, reason, placement.claims, placement.host))

@@ -30,6 +30,7 @@ from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired,
 from controller.executor import run_preflight
 from controller.model_status import Round
 from controller.planning.actions import Plan
+from controller.planning.placement import usable_hosts
 from controller.redaction import Redact, Redactor
 from controller.reports.views import plan_view
 from controller.runtimes.base import Runtime
@@ -39,6 +40,7 @@ from controller.state import (
     ObservedReplica,
     ObservedState,
     Phase,
+    PreflightKey,
     PreflightResult,
 )
 from controller.state_dir import StoredState
@@ -125,7 +127,12 @@ class DryRunner:
         changed_models = [models[name] for name in changed_names if name in models]
         preflights = await _run_preflights(
             self.runtime,
-            [model for model in changed_models if model.runs and model.replicas and model.missing_source is None],
+            [
+                (model, host.name)
+                for model in changed_models
+                if model.runs and model.replicas and model.missing_source is None
+                for host in usable_hosts(model, observed)
+            ],
             self.redactor.with_proposed(proposed_state.declared_models),
             now,
         )
@@ -338,17 +345,20 @@ def _surviving_override(override: Override | None, stage: DryRunStage) -> Overri
 
 
 async def _run_preflights(
-    runtime: Runtime, models: Iterable[DesiredModel], redact: Redact, now: float
-) -> dict[tuple[str, str], PreflightResult]:
-    """Check whether each model could be started as proposed. Returns results by (model, spec hash). Reads only."""
+    runtime: Runtime, places: Iterable[tuple[DesiredModel, str]], redact: Redact, now: float
+) -> dict[PreflightKey, PreflightResult]:
+    """Check whether each model could be started as proposed on the host of this name. Reads only."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def look(model: DesiredModel) -> PreflightResult:
+    async def look(model: DesiredModel, host: str) -> PreflightResult:
         async with slots:
-            result = await run_preflight(runtime, model, redact=redact, clock=lambda: now)
+            result = await run_preflight(runtime, model, host=host, redact=redact, clock=lambda: now)
         # Dated like the plan, which does not trust results from after its own time.
         return replace(result, at=now)
 
     async with asyncio.TaskGroup() as group:
-        tasks = {(model.name, model.spec_hash): group.create_task(look(model)) for model in models}
+        tasks = {
+            PreflightKey(model.name, model.spec_hash, host): group.create_task(look(model, host))
+            for model, host in places
+        }
     return {key: task.result() for key, task in tasks.items()}

@@ -14,12 +14,13 @@ from prometheus_client.registry import Collector
 
 from contract.admin import Drift, DriftItem
 from contract.status import ModelState
+from controller.hosts import Gpu
 from controller.memory_estimator import Estimate
 from controller.model_status import Round
 from controller.planning.actions import Start
 from controller.reconciler import Reconciler
 from controller.round_events import list_new_failures
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.state import DesiredModel, Requirement
 
 _LOAD_BUCKETS: Final = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800)
 _ROUND_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

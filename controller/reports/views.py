@@ -25,6 +25,7 @@ from contract.status import (
 )
 from controller.engines import REPLICA_ENGINES
 from controller.engines.options import list_constraints
+from controller.hosts import Gpu
 from controller.memory_estimator import Estimate, estimate_replicas
 from controller.model_status import Round
 from controller.planning.actions import Action, Start
@@ -38,7 +39,15 @@ from controller.planning.draining import (
 from controller.planning.model_traffic import joint_idle_span
 from controller.planning.plan import plan
 from controller.redaction import Redact, mask_fields, redact_words
-from controller.state import DesiredModel, Gpu, IdleSpan, ObservedReplica, ObservedState, Phase, PreflightResult
+from controller.state import (
+    DesiredModel,
+    IdleSpan,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    PreflightKey,
+    PreflightResult,
+)
 
 
 def list_command_lines(replicas: Iterable[ObservedReplica], redact: Redact) -> CommandLines:
@@ -146,7 +155,10 @@ def plan_view(last_round: Round, now: float) -> PlanView:
     failed counts as startable. Otherwise the preflight would be the only visible action after an edit. While the
     controller is paused, the actions are what it would do."""
     model_keys = [
-        (model.name, model.spec_hash) for model in last_round.desired.models.values() if model.runs and model.replicas
+        PreflightKey(model.name, model.spec_hash, host.name)
+        for model in last_round.desired.models.values()
+        if model.runs and model.replicas
+        for host in last_round.observed.hosts
     ]
     failed_results = {key: result for key, result in last_round.observed.preflights.items() if not result.ok}
     assumed_results = {key: PreflightResult(True, now) for key in model_keys} | failed_results

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from contract.desired import Definition
-from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult, ReplicaId, UnreadGpu
+from controller.hosts import HOST, Gpu, GpuDriver, UnreadGpu
+from controller.state import Exit, Phase, PreflightResult, ReplicaId
 
 
 class RuntimeUnavailableError(Exception):
@@ -66,6 +67,9 @@ class StartRequest:
     token: str
     """The replica's own bearer token. It is set in the engine's environment, never in labels, argv or logs."""
     claims: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
+    """Name of the host to start it on, as in `Host.name`. A runtime of one host does not look at it; so with the `host`
+    of its methods."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -92,6 +96,10 @@ class SeenReplica:
     """Id of the image that the container was made of; None: the replica is a process."""
     argv: tuple[str, ...] = ()
     """The engine's command line, program first."""
+    host: str = ""
+    """Name of the host that it runs on, as in `Host.name`."""
+    is_current: bool = True
+    """False: its host does not answer, and this is what was last seen there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +141,15 @@ class Runtime(Protocol):
         whose labels cannot be read (docker) is left out. Raises RuntimeUnavailableError, also for a record that cannot
         be read (process)."""
 
-    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(
+        self, model: str, definition: Definition, image: str | None, host: str = ""
+    ) -> PreflightResult:
         """Check whether a replica could be started: model files, image and program exist. Starts and pulls nothing. A
         check that fails does not raise; the result says why. If only the image is missing and may be pulled, the result
         names it (`missing_image`). `image` None: the backend's default image. Whether GPUs or memory are free is not
         checked. Raises RuntimeUnavailableError."""
 
-    async def pull_image(self, image: str) -> None:
+    async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image from its registry, and return when it is there, however long that takes. Raises StartError with
         the registry's own reason; the process runtime, which has no images, always raises it. Raises
         RuntimeUnavailableError."""

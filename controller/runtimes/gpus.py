@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from controller.engines.base import ClaimedGpu
+from controller.hosts import HOST, Gpu, UnreadGpu
 from controller.runtimes.base import RuntimeUnavailableError, StartError
-from controller.state import HOST, Gpu, UnreadGpu
 
 log = logging.getLogger(__name__)
 

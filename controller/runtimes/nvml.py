@@ -23,7 +23,7 @@ from typing import Any, Final
 import psutil
 import pynvml
 
-from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
+from controller.hosts import Gpu, GpuDriver, GpuProcess, UnreadGpu
 
 LINE_BYTES: Final = 8192
 """Characters up to which a reading is printed with its processes. Docker's log splits lines longer than 16 KiB."""

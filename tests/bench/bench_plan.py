@@ -6,11 +6,11 @@ import statistics
 import time
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu, Host
 from controller.planning.plan import plan
 from controller.state import (
     DesiredModel,
     DesiredState,
-    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -18,6 +18,7 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     Statement,
@@ -49,7 +50,7 @@ def _state(models: int, replicas: int, running_hash: str) -> tuple[DesiredState,
         for name in names
         for index in range(replicas)
     )
-    preflights = {(name, "new"): PreflightResult(True, NOW) for name in names}
+    preflights = {PreflightKey(name, "new"): PreflightResult(True, NOW) for name in names}
     return DesiredState(1, desired), ObservedState(NOW, observed, preflights=preflights)
 
 
@@ -90,9 +91,9 @@ def _gpu_state(models: int) -> tuple[DesiredState, ObservedState]:
     return DesiredState(1, desired), ObservedState(
         NOW,
         observed,
-        preflights={(name, "new"): PreflightResult(True, NOW) for name in names},
+        preflights={PreflightKey(name, "new"): PreflightResult(True, NOW) for name in names},
         pending=pending,
-        gpus=tuple(Gpu(f"GPU-{number}", number, "GPU", room_mib, 0) for number in range(8)),
+        hosts=(Host(gpus=tuple(Gpu(f"GPU-{number}", number, "GPU", room_mib, 0) for number in range(8))),),
         traffic={name: ModelTraffic(int(name in unloaded), NOW - 100, NOW - 100) for name in names},
         inflight={replica.name: 0 for replica in observed},
     )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from contract.desired import Definition
 from controller.downloads.service import SourceDownloadError
+from controller.hosts import Gpu, GpuDriver, UnreadGpu
 from controller.observe.health import ProbedHealth
 from controller.observe.prober import ProbeTarget
 from controller.observe.sleep import SleepError, SleepTarget
@@ -20,7 +21,7 @@ from controller.runtimes.base import (
     StartError,
     StartRequest,
 )
-from controller.state import Exit, Gpu, GpuDriver, Health, IdleSpan, Phase, PreflightResult, UnreadGpu
+from controller.state import Exit, Health, IdleSpan, Phase, PreflightResult
 
 
 class FakeDownloader:
@@ -154,13 +155,15 @@ class FakeRuntime:
         self._check()
         return list(self.replicas.values())
 
-    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(
+        self, model: str, definition: Definition, image: str | None, host: str = ""
+    ) -> PreflightResult:
         self.calls.append(f"preflight {model}")
         self._check()
         error = self.preflight_error or (f"image {image} is missing" if self.missing_image else None)
         return PreflightResult(error is None, self._clock(), error, self.missing_image)
 
-    async def pull_image(self, image: str) -> None:
+    async def pull_image(self, image: str, host: str = "") -> None:
         self.calls.append(f"pull {image}")
         if self.pull_error is not None:
             raise StartError(self.pull_error)

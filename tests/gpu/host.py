@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 
 import docker
 
+from controller.hosts import Gpu
 from controller.runtimes.nvml import NvmlReader
-from controller.state import Gpu
 from tests.gpu import tool_output
 from tests.gpu.step import Available
 

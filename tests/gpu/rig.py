@@ -20,7 +20,7 @@ import aiohttp
 import psutil
 
 from contract.status import ModelState, ModelStatus
-from controller.state import Gpu
+from controller.hosts import Gpu
 from tests.gpu import cuda_devices
 from tests.gpu.host import ENGINE_IMAGES, Host, read_gpus
 from tests.gpu.models import LARGE, SMALL, TINY, Shape, link_model, make_model_once

@@ -5,18 +5,19 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu
 from controller.state import (
     DesiredModel,
     DesiredState,
     Draining,
     Exit,
     Failure,
-    Gpu,
     Health,
     ObservedReplica,
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     ReplicaKey,
@@ -98,7 +99,7 @@ def worlds(draw: st.DrawFn) -> World:
             world.pending[replica.name] = PendingOp(kind, replica.id, replica.claims, NOW - 1)
     for name in sorted(names):
         if draw(st.booleans()):
-            world.preflights[name, "new"] = draw(
+            world.preflights[PreflightKey(name, "new")] = draw(
                 st.sampled_from(
                     (
                         PreflightResult(True, NOW - 1),

@@ -52,7 +52,9 @@ class Checks(FakeRuntime):
         self.down = False
         self.running = self.most = 0
 
-    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(
+        self, model: str, definition: Definition, image: str | None, host: str = ""
+    ) -> PreflightResult:
         """As the test says, and not at once."""
         self.calls.append(f"preflight {model}")
         if self.down:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST, Gpu, Host
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.planning.backoff import next_failure
 from controller.planning.plan import plan
 from controller.state import (
-    HOST,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
     Draining,
     Failure,
-    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -25,11 +25,34 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
+    PullKey,
     ReplicaKey,
     Requirement,
     Statement,
 )
+
+HOST_FIELDS = {
+    "gpus": "gpus",
+    "unread_gpus": "unread_gpus",
+    "unified_gpus": "unified_gpus",
+    "host_mib": "memory_mib",
+    "is_host_limited": "is_memory_limited",
+}
+"""Argument of `observe` to the field of `Host`."""
+
+
+def observe(at: float, replicas: Iterable[ObservedReplica] = (), **fields: Any) -> ObservedState:
+    """An observation of one host: `fields` of it, or of its host (`HOST_FIELDS`)."""
+    host = Host(**{HOST_FIELDS[name]: fields.pop(name) for name in HOST_FIELDS.keys() & fields.keys()})
+    return ObservedState(at, tuple(replicas), **{"hosts": (host,)} | fields)
+
+
+def change_host(observed: ObservedState, **fields: Any) -> ObservedState:
+    """The observation of one host with other `fields` of that host (`HOST_FIELDS`)."""
+    changes = {HOST_FIELDS[name]: value for name, value in fields.items()}
+    return replace(observed, hosts=(replace(observed.hosts[0], **changes),))
 
 
 @dataclass
@@ -40,8 +63,8 @@ class World:
     now: float = 1_000.0
     replicas: dict[str, ObservedReplica] = field(default_factory=dict)
     pending: dict[str, PendingOp] = field(default_factory=dict)
-    preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
-    pulls: dict[str, Failure | None] = field(default_factory=dict)
+    preflights: dict[PreflightKey, PreflightResult] = field(default_factory=dict)
+    pulls: dict[PullKey, Failure | None] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
     loaded_once: frozenset[str] = frozenset()
@@ -69,8 +92,7 @@ class World:
             failures=dict(self.failures),
             attempts=self.attempts,
             loaded_once=self.loaded_once,
-            gpus=self.gpus,
-            host_mib=self.host_mib,
+            hosts=(Host(gpus=self.gpus, memory_mib=self.host_mib),),
             traffic=dict(self.traffic),
             requirements=dict(self.requirements),
             inflight={name: self.inside.get(name, 0) for name in self.replicas},
@@ -88,9 +110,11 @@ class World:
     def _apply(self, action: Action) -> None:
         match action:
             case Preflight():
-                self.preflights[action.model, action.spec_hash] = PreflightResult(True, self.now)
+                self.preflights[PreflightKey(action.model, action.spec_hash, action.host)] = PreflightResult(
+                    True, self.now
+                )
             case PullImage():
-                self.pulls.pop(action.image, None)
+                self.pulls.pop(PullKey(action.image, action.host), None)
             case Start():
                 name = f"{action.id.model}-{action.id.index}-{action.id.spec_hash}-{action.id.attempt}"
                 assert action.id.attempt > self.attempts.highest_of(action.id.key.text), f"{name} was used before"

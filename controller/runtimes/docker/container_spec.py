@@ -22,8 +22,9 @@ from typing import Any, Final
 from contract.status import SCHEMA_VERSION
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
+from controller.hosts import HOST
 from controller.runtimes.base import SeenReplica, StartRequest
-from controller.state import HOST, Exit, Phase, ReplicaId
+from controller.state import Exit, Phase, ReplicaId
 
 PREFIX: Final = "dev.roundhouse."
 MANAGED_BY: Final = PREFIX + "managed-by"

@@ -11,6 +11,7 @@ from typing import Any, Final
 import docker
 from docker.errors import APIError
 
+from controller.hosts import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, refused_error_of
 from controller.runtimes.docker.container_spec import (
     PROBE_ROLE,
@@ -23,7 +24,7 @@ from controller.runtimes.docker.container_spec import (
 from controller.runtimes.docker.containers import Inspected, create_container, inspect_container, labels_of
 from controller.runtimes.docker.start_problems import no_gpu_support
 from controller.runtimes.nvml import Reading
-from controller.state import Gpu, GpuDriver, Phase, UnreadGpu
+from controller.state import Phase
 
 INTERVAL_S: Final = 2
 """Seconds between two readings of the probe."""

@@ -25,6 +25,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import locate_path
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch
+from controller.hosts import HOST, Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.base import (
     RENDER_ERRORS,
     LogPart,
@@ -90,7 +91,7 @@ from controller.runtimes.gpus import GpuOwners, describe_claims, find_claimed_gp
 from controller.runtimes.logs import EndedLogs, plain_tail
 from controller.runtimes.model_files import Mounts, check_model, find_broken_link, find_engine_paths, mount_roots
 from controller.runtimes.nvml import NvmlReader
-from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
+from controller.state import Phase, PreflightResult
 
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 
@@ -324,7 +325,9 @@ class DockerRuntime:
 
     # Before a start
 
-    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(
+        self, model: str, definition: Definition, image: str | None, host: str = ""
+    ) -> PreflightResult:
         """Check whether a replica could be started. Starts and pulls nothing.
 
         Its files and its image must exist, the definition must render to a command line, and, with GPUs, the image
@@ -367,7 +370,7 @@ class DockerRuntime:
             return str(no_command_error(model, error))
         return None
 
-    async def pull_image(self, image: str) -> None:
+    async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image, without a time limit. Raises StartError with the registry's own reason,
         RuntimeUnavailableError if the daemon does not answer. If the call is cancelled or the runtime is closed, the
         pull ends at its next progress message; after `close`, this call may return without an error although the image

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from controller.hosts import GpuDriver
 from controller.runtimes.base import StartError
-from controller.state import GpuDriver
 
 _PREFIX: Final = "LD_"
 _SEARCH_PATH: Final = "LD_LIBRARY_PATH"

@@ -30,6 +30,7 @@ from contract.desired import Definition
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Engine, Launch, RenderContext
+from controller.hosts import HOST, Gpu
 from controller.runtimes.base import (
     RENDER_ERRORS,
     Rendered,
@@ -43,7 +44,7 @@ from controller.runtimes.model_files import check_model, find_engine_paths
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.groups import START_ENV, Process, boot_id, read_stat
 from controller.runtimes.process.logs import ProcessLogs
-from controller.state import HOST, Gpu, ReplicaId
+from controller.state import ReplicaId
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ import psutil
 
 from contract.desired import Definition
 from controller.artifacts.model_roots import ModelRoots
+from controller.hosts import Gpu, GpuDriver, UnreadGpu
 from controller.runtimes.base import (
     LogPart,
     Rendered,
@@ -57,7 +58,7 @@ from controller.runtimes.process.launch import (
     read_copies,
 )
 from controller.runtimes.process.logs import ProcessLogs
-from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
+from controller.state import Exit, Phase, PreflightResult
 
 log = logging.getLogger(__name__)
 
@@ -339,13 +340,15 @@ class ProcessRuntime:
 
     # Starting and ending
 
-    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(
+        self, model: str, definition: Definition, image: str | None, host: str = ""
+    ) -> PreflightResult:
         """Check whether a replica could be started: files, program and Python package exist, and the definition renders
         to a command line. Starts nothing. `image` is ignored. A failed check does not raise; the result says why."""
         error = await asyncio.to_thread(self._launcher.check_preflight, model, definition)
         return PreflightResult(error is None, time.time(), error)
 
-    async def pull_image(self, image: str) -> None:
+    async def pull_image(self, image: str, host: str = "") -> None:
         """Always raise StartError: processes have no images."""
         raise StartError("the process runtime has no images")
 

@@ -34,6 +34,7 @@ from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, Engine, RenderContext
 from controller.engines.options import list_options
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST, Gpu, GpuProcess, Host
 from controller.journal import EventLog, Recorder
 from controller.memory_history import MemoryHistory
 from controller.memory_history import save_history as save_observed
@@ -62,14 +63,11 @@ from controller.runtimes.process.launch import Records, mark_variables
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings
 from controller.state import (
-    HOST,
     AppliedFigures,
     DesiredModel,
     DesiredState,
     Draining,
     Failure,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,
@@ -142,6 +140,7 @@ __all__ = [
     "GpuProcess",
     "Health",
     "HistoryBounds",
+    "Host",
     "HostContext",
     "InflightCounts",
     "LinkState",

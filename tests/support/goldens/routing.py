@@ -20,6 +20,7 @@ from tests.support.goldens.product import (
     GatewayReport,
     Gpu,
     Health,
+    Host,
     ObservedReplica,
     ObservedState,
     Override,
@@ -204,7 +205,7 @@ def _observed(desired: DesiredState) -> ObservedState:
             leaving,
         ),
         failures={failed.key: Failure(3, NOW - 5, "the engine ended with code 1: as asked", NOW + 20, 3)},
-        gpus=(Gpu("GPU-0", 0, "fake", 24_000), Gpu("GPU-1", 1, "fake", 24_000)),
+        hosts=(Host(gpus=(Gpu("GPU-0", 0, "fake", 24_000), Gpu("GPU-1", 1, "fake", 24_000))),),
         remotes={"remote": None},
         progress={loading.name: 0.4},
     )

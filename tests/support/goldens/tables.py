@@ -38,6 +38,7 @@ from tests.support.goldens.product import (
     GatewaySettings,
     Gpu,
     GpuProcess,
+    Host,
     InflightCounts,
     LinkState,
     LiveRoutes,
@@ -246,7 +247,7 @@ def _controller_metrics() -> CollectorRegistry:
     replica = ObservedReplica(ReplicaId("m", 0, "h"), "rh-i-m-0-h-1", Phase.RUNNING, 1.0)
     processes = (GpuProcess(7, 200, "python3", replica.name),)
     gpu = Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes)
-    observed = ObservedState(5.0, (replica,), gpus=(gpu,))
+    observed = ObservedState(5.0, (replica,), hosts=(Host(gpus=(gpu,)),))
     planned = plan(desired, observed, 5.0)
     done: Any = SimpleNamespace(
         round=Round(desired, observed, planned, assess_models(desired, observed, planned)), error=None

@@ -16,8 +16,8 @@ from cli.output import SECTIONS, ExitCode
 from controller import __version__
 from controller.config.json_schema import schema_text
 from controller.config.parse import SCHEMA_FILE
+from controller.hosts import Gpu
 from controller.runtimes.nvml import NvmlReader
-from controller.state import Gpu
 from tests.support.cli import PROGRAM, Output, Roundhouse
 from tests.support.doc_tables import DOCS, exit_rows, rows_of
 from tests.support.gguf_files import write_llama

@@ -36,6 +36,7 @@ from controller.state import (
     ObservedReplica,
     ObservedState,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     ReplicaKey,
@@ -311,7 +312,7 @@ MISSING = "model_path: gone.gguf is missing from /models"
 DEFINITION = LlamaServerDefinition(model_path="gone.gguf")
 CHAT = DesiredModel("chat", DEFINITION, "llama_server", "new", 2, Statement("file", 5.0, "enabled"))
 LOADED = replace(CHAT, statement=Statement("load", 5.0, "loaded by operator"))
-REFUSED = {("chat", "new"): PreflightResult(False, NOW - 10, MISSING)}
+REFUSED = {PreflightKey("chat", "new"): PreflightResult(False, NOW - 10, MISSING)}
 
 
 def _serving(index: int, spec_hash: str = "old") -> ObservedReplica:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.state import HOST, Gpu, GpuProcess, Sleep, decide_asleep_claims, read_held_mib
+from controller.hosts import HOST, Gpu, GpuProcess
+from controller.state import Sleep, decide_asleep_claims, read_held_mib
 
 AWAKE = {"A": 500, "B": 400, HOST: 50}
 

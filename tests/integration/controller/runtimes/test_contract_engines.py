@@ -16,9 +16,9 @@ import pytest
 from contract.desired import Definition
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines.ct2 import CT2Definition
+from controller.hosts import GpuDriver
 from controller.runtimes.base import replica_name
 from controller.runtimes.nvml import NvmlReader
-from controller.state import GpuDriver
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.clockwork_folders import make_ct2
 from tests.support.docker_engine import DockerEngines

@@ -11,10 +11,11 @@ import pytest
 
 from controller.engines import ENGINES, get_engine
 from controller.engines.base import Launch
+from controller.hosts import HOST
 from controller.observe.prober import LoadProgress
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError
 from controller.runtimes.logs import EXIT_LINES
-from controller.state import HOST, Phase
+from controller.state import Phase
 from tests.support.campaign import campaign_count
 from tests.support.runtime_contract import (
     RUN,

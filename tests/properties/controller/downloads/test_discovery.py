@@ -16,6 +16,7 @@ from contract.model_reference import LocalReference, suggest_model_name
 from controller.artifacts.heads import Gguf
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads.serving import Discovery, FoundModel, ModelFolders, discover_models
+from controller.hosts import Host
 from controller.state import ObservedState
 
 ROOTS = (Path("/models"), Path("/data/gguf"))
@@ -35,7 +36,7 @@ def discover(
     folders = ModelFolders(models, ModelRoots(ROOTS))
     folders = ModelFolders(models, folders.roots, {folders.name_path(each): HEAD for each in models})
     users = {each: ["mine"] for each in used}
-    host = ObservedState(0.0, gpus=(), host_mib=2**20)
+    host = ObservedState(0.0, hosts=(Host(gpus=(), memory_mib=2**20),))
     return discover_models(folders, users, taken, host, folders.find_names(kept))
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.state import DesiredModel, Gpu, Statement
+from controller.hosts import Gpu
+from controller.state import DesiredModel, Statement
 from tests.support.campaign import campaign_count
 from tests.support.world import TrafficSimulator, autoload
 

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST, Gpu, Host
 from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_replica
-from controller.state import HOST, DesiredModel, Gpu, ObservedState, Requirement, Statement
+from controller.state import DesiredModel, ObservedState, Requirement, Statement
 from tests.support.campaign import campaign_count
+from tests.support.world import change_host
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""))
 gpu_lists = st.lists(st.integers(100, 2_000), max_size=4).map(
@@ -22,7 +24,9 @@ def seen(
     gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Requirement | None = None
 ) -> ObservedState:
     """An observation of these GPUs, and of what is known of the one model."""
-    return ObservedState(0.0, gpus=gpus, host_mib=host_mib, requirements={"m": need} if need is not None else {})
+    return ObservedState(
+        0.0, hosts=(Host(gpus=gpus, memory_mib=host_mib),), requirements={"m": need} if need is not None else {}
+    )
 
 
 mib_or_unknown = st.one_of(st.none(), st.integers(1, 1_500))
@@ -70,9 +74,9 @@ def test_with_unified_memory_all_claims_together_never_exceed_it(
     """Each wants the GPU or not, can see the GPU or not, and needs so many MiB of the GPU and of main memory."""
     gpus = (Gpu("GPU-0", 0, "NVIDIA GB10", total, is_unified=True),)
     unified = frozenset({"GPU-0"})
-    ledger = ClaimLedger.of(replace(seen(gpus), unified_gpus=unified))
+    ledger = ClaimLedger.of(change_host(seen(gpus), unified_gpus=unified))
     for on_gpu, can_read, vram_mib, memory_mib in wanted:
-        observed = replace(seen(gpus if can_read else None, host_mib=total), unified_gpus=unified)
+        observed = change_host(seen(gpus if can_read else None, host_mib=total), unified_gpus=unified)
         model = replace(MODEL, gpu_count=int(on_gpu), vram_mib=vram_mib, memory_mib=memory_mib)
         placed = place_replica(model, observed, ledger)
         if isinstance(placed, Placement):

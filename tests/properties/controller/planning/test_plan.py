@@ -9,9 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu
 from controller.planning.actions import Drain, Remove, Start, Stop, Undrain
 from controller.planning.plan import plan
-from controller.state import DesiredModel, DesiredState, Exit, Gpu, Health, ObservedReplica, Phase, ReplicaId, Statement
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Exit,
+    Health,
+    ObservedReplica,
+    Phase,
+    PreflightKey,
+    ReplicaId,
+    Statement,
+)
 from tests.properties.strategies import NOW, TOTAL_MIB, worlds
 from tests.support.campaign import campaign_count
 from tests.support.world import World
@@ -135,7 +146,7 @@ def test_a_serving_replica_is_never_touched_for_a_replacement_that_was_not_check
             if (other.id.model, other.id.index, other.health) == (want.name, action.id.index, Health.READY)
             and name not in touched | set(world.pending)
         ]
-        checked = world.preflights.get((want.name, want.spec_hash))
+        checked = world.preflights.get(PreflightKey(want.name, want.spec_hash))
         assert successors or (checked is not None and checked.ok), f"{action} without a checked successor"
 
 

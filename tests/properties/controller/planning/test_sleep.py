@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from controller.hosts import HOST, Gpu, GpuProcess, Host
 from controller.planning.actions import Drain, Preflight, PutToSleep, Remove, Start, Stop, Undrain, Wake
 from controller.planning.backoff import next_failure
 from controller.planning.plan import plan
 from controller.state import (
-    HOST,
     SLEEP_SETTLED_S,
     AttemptNumbers,
     DesiredModel,
@@ -21,8 +21,6 @@ from controller.state import (
     Draining,
     Exit,
     Failure,
-    Gpu,
-    GpuProcess,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -30,6 +28,7 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaKey,
     Sleep,
@@ -70,7 +69,7 @@ class SleepyHost:
     operations: dict[str, tuple[PendingOp, float]] = field(default_factory=dict)
     finished: dict[str, PendingOp] = field(default_factory=dict)
     """Operations that ended since the last observation began: its pending ones still have them."""
-    preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
+    preflights: dict[PreflightKey, PreflightResult] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
     waiting: Counter[str] = field(default_factory=Counter)
@@ -109,8 +108,7 @@ class SleepyHost:
             preflights=dict(self.preflights),
             failures=dict(self.failures),
             attempts=self.attempts,
-            gpus=gpus,
-            host_mib=self.host_mib,
+            hosts=(Host(gpus=gpus, memory_mib=self.host_mib),),
             traffic=traffic,
             left_at=dict(self.left_at),
             inflight=dict.fromkeys(self.replicas, 0),
@@ -212,7 +210,9 @@ class SleepyHost:
     def _apply(self, action: object) -> None:
         match action:
             case Preflight():
-                self.preflights[action.model, action.spec_hash] = PreflightResult(True, self.now)
+                self.preflights[PreflightKey(action.model, action.spec_hash, action.host)] = PreflightResult(
+                    True, self.now
+                )
             case Start():
                 name = f"{action.id.model}-{action.id.index}-{action.id.spec_hash}-{action.id.attempt}"
                 self.attempts = self.attempts.with_attempt(action.id.key.text, action.id.attempt)

@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.executor import OperationState
+from controller.hosts import Gpu, GpuProcess
 from controller.planning.actions import WAITING_FOR_ROOM, Action, Start, Stop
 from controller.planning.placement import FOREIGN_USE, RELEASE_S
-from controller.state import (
-    DesiredModel,
-    Gpu,
-    GpuProcess,
-    ObservedReplica,
-    ObservedState,
-    OpKind,
-    PendingOp,
-    Phase,
-    Statement,
-)
+from controller.state import DesiredModel, ObservedReplica, ObservedState, OpKind, PendingOp, Phase, Statement
 from tests.support.campaign import campaign_count
 from tests.support.world import TrafficSimulator, World, autoload
 

@@ -9,8 +9,8 @@ import pynvml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.hosts import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from controller.runtimes.nvml import NvmlReader, Reading
-from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.support.campaign import campaign_count
 

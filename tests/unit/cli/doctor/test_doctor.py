@@ -24,8 +24,8 @@ from cli.doctor_checks import DockerFacts, GpuFacts, HostFacts, MemoryFacts
 from cli.doctor_facts import count_on_bus, read_docker, read_facts, read_toolkit_version
 from cli.output import ExitCode
 from contract.errors import RoundhouseError
+from controller.hosts import Gpu
 from controller.settings import ControllerSettings, load_settings
-from controller.state import Gpu
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.cli import Roundhouse
 from tests.support.clockwork_folders import make_hf

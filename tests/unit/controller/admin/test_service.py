@@ -17,8 +17,9 @@ from contract.errors import RoundhouseError
 from contract.routing import GatewayReport, PrefillTokens, Stamp
 from contract.status import ModelState
 from controller.admin.service import TAKEN_WITHIN_S, AdminService
+from controller.hosts import Gpu, GpuDriver, UnreadGpu
 from controller.planning.draining import IDLE_PROOF_S
-from controller.state import Gpu, GpuDriver, IdleSpan, UnreadGpu
+from controller.state import IdleSpan
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 from tests.support.loop_clock import LoopClock, loop_clock
 

@@ -13,8 +13,10 @@ from controller.artifacts.heads import Artifact, Gguf, HfFolder, SizedArtifact, 
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from controller.downloads.forecast import ModelPaths, forecast_memory, forecast_size, measure_rooms, summarize_fits
-from controller.state import HOST, Gpu, Health, ObservedReplica, ObservedState, Phase, ReplicaId
+from controller.hosts import HOST, Gpu
+from controller.state import Health, ObservedReplica, ObservedState, Phase, ReplicaId
 from tests.support.gguf_files import write_llama
+from tests.support.world import observe
 
 ROOTS = ModelRoots((Path("/models"),))
 MAIN = "u/r/m.gguf"
@@ -39,7 +41,7 @@ def qwen(claims: dict[str, int], ready_since: float | None = 2.0) -> ObservedRep
 
 def seen(*gpus: Gpu, **fields: Any) -> ObservedState:
     known: dict[str, Any] = {"gpus": gpus, "host_mib": 64_000}
-    return ObservedState(at=10.0, **known | fields)
+    return observe(10.0, **known | fields)
 
 
 def forecast(model: Artifact, observed: ObservedState | None, backend: str | None = None) -> MemoryForecast:

@@ -17,6 +17,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.downloads import service
 from controller.downloads.service import DownloadLog, DownloadService, SourceDownloadError, SourceDownloads
 from controller.downloads.transfers_client import TransfersClient, transfers_address
+from controller.hosts import Host
 from controller.journal import EventLog
 from controller.settings import DownloadPermission, decide_downloads
 from controller.state import ObservedState
@@ -55,7 +56,7 @@ class Bench:
         self.service = DownloadService(
             self.client,
             get_permission=lambda: self.permission,
-            get_observed=lambda: ObservedState(at=1.0, host_mib=64_000),
+            get_observed=lambda: ObservedState(at=1.0, hosts=(Host(memory_mib=64_000),)),
             roots=ModelRoots((self.transfers.models,)),
             download_log=DownloadLog(self.journal, lambda: self.now),
             clock=lambda: self.now,

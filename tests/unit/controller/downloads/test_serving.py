@@ -18,7 +18,8 @@ from controller.artifacts.heads import Gguf, HfFolder
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads import file_service
 from controller.downloads.serving import FoundModel, ModelFolders, declare_file, name_models
-from controller.state import Gpu, ObservedState
+from controller.hosts import Gpu, Host
+from controller.state import ObservedState
 from tests.support.controller_app import Running, running
 from tests.support.gguf_files import write_bert, write_llama, write_projector
 from tests.support.http_client import HttpClient
@@ -230,7 +231,9 @@ def test_a_gpu_is_taken_where_one_has_room() -> None:
         {"hf": HfFolder(2**20, {"max_position_embeddings": 8192, "quantization_config": {"quant_method": "exl3"}}, {})},
     )
     gpu = Gpu("GPU-1", 0, "H200", 140_000, used_mib=1000)
-    declared = declare_file(folders.models[0], "a", folders, ObservedState(0.0, gpus=(gpu,), host_mib=2**17))
+    declared = declare_file(
+        folders.models[0], "a", folders, ObservedState(0.0, hosts=(Host(gpus=(gpu,), memory_mib=2**17),))
+    )
     assert (declared.reason, declared.fields["backend"], declared.fields["gpus"]) == (None, "exllamav3", 1)
     sizes = {"context_length": 4096, "embedding_length": 256, "block_count": 1, "attention.head_count": 4}
     head = Gguf(
@@ -246,7 +249,7 @@ def test_a_gpu_is_taken_where_one_has_room() -> None:
     )
     file = FoundModel(Path("/m"), "a.gguf", False, ("a.gguf",), 2**30)
     folders = ModelFolders((file,), folders.roots, {"a.gguf": head})
-    fields = declare_file(file, "a", folders, ObservedState(0.0, gpus=(gpu,), host_mib=2**17)).fields
+    fields = declare_file(file, "a", folders, ObservedState(0.0, hosts=(Host(gpus=(gpu,), memory_mib=2**17),))).fields
     assert (fields["gpus"], fields["llama_server_n_ctx"]) == (1, 4096)
 
 

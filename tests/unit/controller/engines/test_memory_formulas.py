@@ -25,8 +25,9 @@ from controller.engines.memory import (
     kv_bytes_per_token,
     predict_llama,
 )
+from controller.hosts import Gpu, Host
 from controller.planning.placement import ClaimLedger, Placement, place_replica
-from controller.state import DesiredModel, Gpu, ObservedState, Requirement, Statement
+from controller.state import DesiredModel, ObservedState, Requirement, Statement
 from tests.support.definitions import define
 
 KIB = 1024
@@ -416,7 +417,7 @@ def test_a_model_of_exllama_that_no_gpu_could_hold_alone_is_placed_on_two() -> N
     gpus = tuple(Gpu(f"GPU-{index}", index, "RTX", 12 * 1024) for index in (0, 1))
     definition = ENGINES["exllamav3"].definition.model_validate({"backend": "exllamav3", "model_path": "m", "gpus": 2})
     model = DesiredModel("m", definition, "exllamav3", "h", 1, Statement("file", 0.0, ""), gpu_count=2)
-    observed = ObservedState(1.0, gpus=gpus, requirements={"m": Requirement(needed_mib)})
+    observed = ObservedState(1.0, hosts=(Host(gpus=gpus),), requirements={"m": Requirement(needed_mib)})
     assert place_replica(model, observed, ClaimLedger()) == Placement({"GPU-0": needed_mib, "GPU-1": needed_mib})
 
 

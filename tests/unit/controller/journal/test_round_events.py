@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from contract.status import ModelState, ModelStatus, Problem, StatementView
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu, Host, UnreadGpu
 from controller.model_status import Round
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
 from controller.planning.backoff import with_log_tail
@@ -18,17 +19,17 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
-    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
+    PullKey,
     ReplicaId,
     Statement,
-    UnreadGpu,
 )
 
 NOW = 1_000.0
@@ -189,7 +190,7 @@ def test_a_failure_says_whether_the_engine_had_served() -> None:
 def test_what_cannot_be_started_is_told_once_though_it_is_looked_at_again() -> None:
     def checked(error: str | None, at: float = NOW, missing: str | None = None) -> Story:
         result = PreflightResult(error is None, at, error, missing)
-        return Story(observed=ObservedState(at, preflights={("m", "hash"): result}))
+        return Story(observed=ObservedState(at, preflights={PreflightKey("m", "hash"): result}))
 
     wrong = checked(f"model_path: no such file {SECRET}")
     [entry] = told(Story(), wrong)
@@ -203,8 +204,10 @@ def test_what_cannot_be_started_is_told_once_though_it_is_looked_at_again() -> N
 
 def test_a_pull_that_fails_is_told_for_the_models_that_wait_for_it() -> None:
     waiting = replace(MODEL, image="x:1")
-    observed = ObservedState(NOW, pulls={"x:1": Failure(1, NOW, "no such image", NOW + 1), "y:1": None})
-    under_way = Story(model=waiting, observed=ObservedState(NOW, pulls={"x:1": None}))
+    observed = ObservedState(
+        NOW, pulls={PullKey("x:1"): Failure(1, NOW, "no such image", NOW + 1), PullKey("y:1"): None}
+    )
+    under_way = Story(model=waiting, observed=ObservedState(NOW, pulls={PullKey("x:1"): None}))
     after = Story(model=waiting, observed=observed)
     [entry] = told(under_way, after)
     assert (entry.model, entry.message, entry.details["image"]) == ("m", "no such image", "x:1")
@@ -259,9 +262,11 @@ def test_broken_files_and_lost_engines_are_told_when_it_begins_and_when_it_ends(
 def test_a_gpu_that_cannot_be_read_is_told_once_with_its_reason_and_when_it_is_back() -> None:
     first, second = Gpu("GPU-a", 0, "fake", 1_000), Gpu("GPU-b", 1, "fake", 1_000)
     lost = UnreadGpu(1, "it has fallen off the bus", "GPU-b", "0000:0a:00.0")
-    well = Story(observed=ObservedState(NOW, gpus=(first, second)))
-    in_part = Story(observed=ObservedState(NOW, gpus=(first,), unread_gpus=(lost,)))
-    unknown = Story(observed=ObservedState(NOW, gpus=None, unread_gpus=(replace(lost, reason="Unknown Error"),)))
+    well = Story(observed=ObservedState(NOW, hosts=(Host(gpus=(first, second)),)))
+    in_part = Story(observed=ObservedState(NOW, hosts=(Host(gpus=(first,), unread_gpus=(lost,)),)))
+    unknown = Story(
+        observed=ObservedState(NOW, hosts=(Host(gpus=None, unread_gpus=(replace(lost, reason="Unknown Error"),)),))
+    )
     [entry] = told(well, in_part)
     assert (entry.kind, entry.actor, entry.model) == ("problem", "controller", None)
     assert entry.message == "GPU 1 (GPU-b, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
@@ -269,6 +274,6 @@ def test_a_gpu_that_cannot_be_read_is_told_once_with_its_reason_and_when_it_is_b
     assert told(None, in_part) == [entry], "a controller that starts tells it, too"
     assert told(in_part, in_part) == []
     assert told(in_part, unknown) == [], "it is left out for another reason now"
-    assert told(unknown, Story(observed=ObservedState(NOW, gpus=None))) == [], "nobody knows"
+    assert told(unknown, Story(observed=ObservedState(NOW, hosts=(Host(gpus=None),)))) == [], "nobody knows"
     [back] = told(in_part, well)
     assert (back.message, back.details) == ("GPU 1 is read again", {"gpu": "1", "uuid": "GPU-b", "error": None})

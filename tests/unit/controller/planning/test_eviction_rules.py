@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.hosts import HOST, Gpu, GpuProcess, UnreadGpu
 from controller.planning.actions import Plan, PutToSleep
 from controller.planning.eviction import FRESH_DEMAND_S, EvictionDecision, _join_names, decide_evictions
 from controller.planning.eviction_candidates import (
@@ -21,13 +22,10 @@ from controller.planning.eviction_candidates import (
 from controller.planning.placement import ClaimLedger
 from controller.planning.plan import plan
 from controller.state import (
-    HOST,
     DesiredModel,
     DesiredState,
     Draining,
     Failure,
-    Gpu,
-    GpuProcess,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -35,14 +33,14 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     ReplicaKey,
     Sleep,
     Statement,
-    UnreadGpu,
 )
-from tests.support.world import autoload
+from tests.support.world import autoload, observe
 
 NOW = 10_000.0
 ROOM = 1_000
@@ -76,9 +74,9 @@ def engine(model: str, claims: dict[str, int], **fields: Any) -> ObservedReplica
 
 def planned(models: list[DesiredModel], replicas: list[ObservedReplica], **fields: Any) -> Plan:
     """The plan where all models are checked, and main memory is bounded."""
-    checked = {(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
+    checked = {PreflightKey(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
     known: dict[str, Any] = {"inflight": {each.name: 0 for each in replicas}, "host_mib": ROOM, "preflights": checked}
-    observed = ObservedState(NOW, tuple(replicas), **known | fields)
+    observed = observe(NOW, replicas, **known | fields)
     return plan(DesiredState(1, {model.name: model for model in models}), observed, NOW)
 
 
@@ -128,12 +126,12 @@ def test_nobody_goes_for_one_that_cannot_start_or_is_not_checked() -> None:
     assert told(made) == ["b: bad FAILED"], "its other replica runs, this one never will"
     b = wanted(autoload("b", 900))
     for leaving in (None, Draining(NOW - 1, True)):
-        old = {("b", "new"): PreflightResult(True, NOW - 86_400)}
+        old = {PreflightKey("b", "new"): PreflightResult(True, NOW - 86_400)}
         made = planned([a, b], [engine("a", {HOST: 400}, draining=leaving)], preflights=old, traffic=traffic)
         assert "stop a" not in told(made)
         assert "drain a" not in told(made)
         assert "preflight b" in told(made)
-    just_due = {("b", "new"): PreflightResult(True, NOW - 61)}
+    just_due = {PreflightKey("b", "new"): PreflightResult(True, NOW - 61)}
     drained = engine("a", {HOST: 400}, draining=Draining(NOW - 1, True))
     assert "stop a" in told(planned([a, b], [drained], preflights=just_due, traffic=traffic))
 
@@ -323,7 +321,7 @@ def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -
 
 def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
     a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 900))
-    due = {("b", "new"): PreflightResult(True, NOW - 61)}
+    due = {PreflightKey("b", "new"): PreflightResult(True, NOW - 61)}
     made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, traffic={"a": IDLE, "b": WAITS})
     assert told(made) == ["preflight b", "b: waiting for room: whether it can be started is being checked"]
 
@@ -455,9 +453,9 @@ def test_names_are_joined_in_words() -> None:
 
 def settled(models: list[DesiredModel], *replicas: ObservedReplica, **fields: Any) -> EvictionDecision:
     """The decision where all models are checked, and main memory is bounded."""
-    checked = {(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
+    checked = {PreflightKey(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
     known: dict[str, Any] = {"host_mib": ROOM, "preflights": checked}
-    observed = ObservedState(NOW, replicas, **known | fields)
+    observed = observe(NOW, replicas, **known | fields)
     return decide_evictions(
         DesiredState(1, {model.name: model for model in models}), observed, ClaimLedger.of(observed), NOW
     )
@@ -665,7 +663,7 @@ def test_idle_ones_that_can_sleep_make_room_for_a_wake_though_a_start_would_fit_
 
 def _settled(host_mib: int, *replicas: ObservedReplica, **fields: Any) -> EvictionDecision:
     models = {each.id.model: rested(on_gpu(each.id.model, 900)) for each in replicas}
-    observed = ObservedState(NOW, replicas, host_mib=host_mib, **{"gpus": (GPU,)} | fields)
+    observed = observe(NOW, replicas, **{"gpus": (GPU,), "host_mib": host_mib} | fields)
     return decide_evictions(DesiredState(1, models), observed, ClaimLedger.of(observed), NOW)
 
 

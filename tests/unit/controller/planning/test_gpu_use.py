@@ -10,20 +10,19 @@ import pytest
 from controller.engines.base import Verdict
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST, Gpu, GpuProcess, Host
 from controller.planning.actions import Stop
 from controller.planning.gpu_use import SETTLED_S, UNUSED_MIB, explain_unused_gpus, measure_gpu_use
 from controller.planning.plan import plan
 from controller.state import (
-    HOST,
     DesiredModel,
     DesiredState,
     Draining,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     Statement,
@@ -100,8 +99,11 @@ def test_almost_nothing_of_every_gpu_that_it_claims_is_a_failure() -> None:
 
 
 def planned(want: DesiredModel | None, replica: ObservedReplica, held: dict[str, int]) -> tuple[object, ...]:
-    known: dict[str, Any] = {"preflights": {("m", "new"): PreflightResult(True, NOW)}, "loaded_once": frozenset("m")}
-    state = ObservedState(NOW, (replica,), gpus=(CARD,), gpu_use={replica.name: held}, **known)
+    known: dict[str, Any] = {
+        "preflights": {PreflightKey("m", "new"): PreflightResult(True, NOW)},
+        "loaded_once": frozenset("m"),
+    }
+    state = ObservedState(NOW, (replica,), hosts=(Host(gpus=(CARD,)),), gpu_use={replica.name: held}, **known)
     return plan(DesiredState(1, {"m": want} if want is not None else {}), state, NOW).actions
 
 

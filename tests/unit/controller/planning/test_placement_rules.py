@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST, Gpu, GpuProcess, UnreadGpu
 from controller.planning.placement import (
     RELEASE_S,
     ClaimLedger,
@@ -22,10 +23,7 @@ from controller.planning.placement import (
     requirement_of,
 )
 from controller.state import (
-    HOST,
     DesiredModel,
-    Gpu,
-    GpuProcess,
     Health,
     ObservedReplica,
     ObservedState,
@@ -36,8 +34,8 @@ from controller.state import (
     Requirement,
     Sleep,
     Statement,
-    UnreadGpu,
 )
+from tests.support.world import change_host, observe
 
 NOW = 1_000.0
 ONE = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""), gpu_count=1)
@@ -51,7 +49,7 @@ def replica(name: str, claims: dict[str, int], **fields: Any) -> ObservedReplica
 
 
 def seen(*gpus: Gpu, **fields: Any) -> ObservedState:
-    return ObservedState(NOW, **({"gpus": gpus} | fields))
+    return observe(NOW, **({"gpus": gpus} | fields))
 
 
 def place(want: DesiredModel, observed: ObservedState, **ledger: Any) -> Placement | NoRoom:
@@ -66,7 +64,9 @@ def refused(placed: Placement | NoRoom) -> NoRoom:
 def test_what_counts_as_claimed_and_what_as_busy() -> None:
     ready, loading = replica("a", {"A": 10, HOST: 5}), replica("b", {"B": 20, HOST: 5}, ready_since=None)
     ledger = ClaimLedger.of(seen(replicas=(ready, loading)))
-    assert ledger == ClaimLedger({"A": 10, HOST: 10, "B": 20}, {"B": "b"}, {}, {"A": {"m"}, "B": {"m"}, HOST: {"m"}})
+    counts = {("", "m"): 2, ("", ""): 2}
+    models = {"A": {"m"}, "B": {"m"}, HOST: {"m"}}
+    assert ledger == ClaimLedger({"A": 10, HOST: 10, "B": 20}, {"B": "b"}, {}, models, replica_counts=counts)
     stops = PendingOp(OpKind.STOP, ready.id)
     assert ClaimLedger.of(seen(replicas=(ready,), pending={"a": stops})).busy_replicas == {"A": "a"}
     for phase in (Phase.EXITED, Phase.CREATED):
@@ -81,7 +81,9 @@ def test_what_counts_as_claimed_and_what_as_busy() -> None:
 def test_what_is_about_to_come_is_claimed_and_counted_once() -> None:
     comes = PendingOp(OpKind.START, ReplicaId("n", 0, "h", 1), {"A": 30, HOST: 5})
     ledger = ClaimLedger.of(seen(pending={"n-0": comes}))
-    assert ledger == ClaimLedger({"A": 30, HOST: 5}, {"A": "n-0"}, {}, {"A": {"n"}, HOST: {"n"}})
+    counts = {("", "n"): 1, ("", ""): 1}
+    models = {"A": {"n"}, HOST: {"n"}}
+    assert ledger == ClaimLedger({"A": 30, HOST: 5}, {"A": "n-0"}, {}, models, replica_counts=counts)
     assert ClaimLedger.of(seen(pending={"n-0": replace(comes, kind=OpKind.STOP)})) == ClaimLedger()
     there = replica("n-0", {"A": 30})
     assert ClaimLedger.of(seen(replicas=(there,), pending={"n-0": comes})).claimed_mib == {"A": 30}
@@ -337,9 +339,9 @@ def test_with_unified_memory_claims_on_the_gpu_and_of_main_memory_are_one_sum() 
     assert place_replica(on_host, less, ClaimLedger.of(less)) == Placement({HOST: 300})
     assert isinstance(place_replica(ONE, less, ClaimLedger.of(less)), NoRoom), "for itself alone, it is too late"
     assert place_replica(ONE, spark, ClaimLedger.of(spark)) == Placement({"A": 1_000})
-    bounded = replace(less, host_mib=900)
+    bounded = change_host(less, host_mib=900)
     assert isinstance(place_replica(on_host, bounded, ClaimLedger.of(bounded)), NoRoom)
-    discrete = replace(both, unified_gpus=frozenset())
+    discrete = change_host(both, unified_gpus=frozenset())
     assert place_replica(on_gpu, discrete, ClaimLedger.of(discrete)) == Placement({"A": 300})
     assert place_replica(on_host, discrete, ClaimLedger.of(discrete)) == Placement({HOST: 300})
 
@@ -374,7 +376,7 @@ def test_what_leaves_unified_memory_makes_room_for_both() -> None:
         assert place_replica(fits, spark, without) == Placement({"A": room}), "50 MiB are somebody else's"
         assert isinstance(place_replica(exceeds, spark, without), NoRoom)
     told = replace(used, processes=(GpuProcess(1, 350, "e", "a"),))
-    assert ledger.copy_without_replicas([goes[0]], replace(spark, gpus=(told,))).released_mib == {"A": 350}
+    assert ledger.copy_without_replicas([goes[0]], change_host(spark, gpus=(told,))).released_mib == {"A": 350}
 
 
 def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
@@ -581,7 +583,7 @@ def test_a_sleeper_waits_for_a_gpu_that_is_busy_or_not_read_or_not_released() ->
 
 
 def test_on_a_gpu_that_shares_main_memory_both_claims_need_room_together() -> None:
-    shared = frozenset({"A"})
+    shared = {"A": HOST}
     assert find_shortage(AWAKE, seen(A), ClaimLedger(unified_gpus=shared)) is None
     full = ClaimLedger({HOST: 351}, unified_gpus=shared)
     assert find_shortage(AWAKE, seen(A), full) == "needs 650 MiB; free: GPU 0 has 649 of 1000 MiB"

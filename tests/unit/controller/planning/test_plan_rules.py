@@ -9,6 +9,7 @@ import pytest
 
 from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST, Gpu, Host, UnreadGpu
 from controller.planning.actions import (
     Blocked,
     DownloadSource,
@@ -25,14 +26,12 @@ from controller.planning.backoff import verdict_of_exit
 from controller.planning.model_turn import VANISHED_DRAIN_S
 from controller.planning.plan import plan
 from controller.state import (
-    HOST,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
     Draining,
     Exit,
     Failure,
-    Gpu,
     Health,
     ModelTraffic,
     ObservedReplica,
@@ -40,18 +39,20 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
+    PullKey,
     ReplicaId,
     ReplicaKey,
     Statement,
-    UnreadGpu,
 )
+from tests.support.world import observe
 
 NOW = 10_000.0
 RECHECK_S = DesiredState(0, {}).preflight_recheck_s
 ONE = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 0.0, "enabled"))
 TWO = replace(ONE, replicas=2)
-CHECKED = {("m", "new"): PreflightResult(True, NOW)}
+CHECKED = {PreflightKey("m", "new"): PreflightResult(True, NOW)}
 KEY = ReplicaKey("m", 0, "new")
 WAITS = Failure(2, NOW - 1, "boom", NOW + 5, 2)
 BOOM = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
@@ -77,7 +78,7 @@ def planned(want: DesiredModel | None, *replicas: ObservedReplica, **observed: A
     for replica in replicas:
         attempts = attempts.with_attempt(replica.id.key.text, replica.id.attempt)
     known: dict[str, Any] = {"preflights": CHECKED, "loaded_once": frozenset("m"), "attempts": attempts}
-    state = ObservedState(NOW, replicas, **(known | observed))
+    state = observe(NOW, replicas, **(known | observed))
     return plan(DesiredState(3, models), state, NOW)
 
 
@@ -192,8 +193,8 @@ def test_one_stops_at_a_time_on_a_gpu_and_all_at_once_in_main_memory() -> None:
 def test_before_a_start_it_is_checked_once() -> None:
     check = Preflight("m", "new", "before a start")
     assert comes_to(planned(TWO, preflights={}), check)
-    assert comes_to(planned(TWO, preflights={}, preflighting=frozenset({("m", "new")})))
-    stale = {("m", "new"): PreflightResult(True, NOW - 86_400)}
+    assert comes_to(planned(TWO, preflights={}, preflighting=frozenset({PreflightKey("m", "new")})))
+    stale = {PreflightKey("m", "new"): PreflightResult(True, NOW - 86_400)}
     assert comes_to(planned(ONE, preflights=stale), check)
     assert comes_to(planned(TWO), start(0), start(1))
 
@@ -201,23 +202,23 @@ def test_before_a_start_it_is_checked_once() -> None:
 def test_a_check_that_failed_is_told_and_repeated() -> None:
     at = NOW - 1
     for error, words in (("no such file", "no such file"), (None, "preflight failed")):
-        failed = {("m", "new"): PreflightResult(False, at, error)}
+        failed = {PreflightKey("m", "new"): PreflightResult(False, at, error)}
         blocked = Blocked("m", 0, words, failed=True, retry_at=at + RECHECK_S)
         assert comes_to(planned(ONE, preflights=failed), blocked=(blocked,), wake_at=at + RECHECK_S)
-    due = {("m", "new"): PreflightResult(False, NOW - RECHECK_S, "no such file")}
+    due = {PreflightKey("m", "new"): PreflightResult(False, NOW - RECHECK_S, "no such file")}
     blocked = Blocked("m", 0, "no such file", failed=True, retry_at=NOW)
     assert comes_to(planned(ONE, preflights=due), Preflight("m", "new", "before a start"), blocked=(blocked,))
 
 
 def test_an_image_that_is_missing_is_pulled_once() -> None:
-    missing = {("m", "new"): PreflightResult(False, NOW, "no image", "img")}
+    missing = {PreflightKey("m", "new"): PreflightResult(False, NOW, "no image", "img")}
     pull = PullImage("m", "img", "the image is not on this host")
     assert comes_to(planned(TWO, preflights=missing), pull)
     waits = tuple(Blocked("m", index, "image img is being pulled") for index in (0, 1))
-    assert comes_to(planned(TWO, preflights=missing, pulls={"img": None}), blocked=waits)
-    assert comes_to(planned(ONE, preflights=missing, pulls={"img": WAITS}), blocked=(BOOM,), wake_at=NOW + 5)
+    assert comes_to(planned(TWO, preflights=missing, pulls={PullKey("img"): None}), blocked=waits)
+    assert comes_to(planned(ONE, preflights=missing, pulls={PullKey("img"): WAITS}), blocked=(BOOM,), wake_at=NOW + 5)
     over = replace(WAITS, retry_at=NOW)
-    assert comes_to(planned(ONE, preflights=missing, pulls={"img": over}), pull)
+    assert comes_to(planned(ONE, preflights=missing, pulls={PullKey("img"): over}), pull)
 
 
 def test_a_source_is_downloaded_once_before_anything_is_checked_and_without_room() -> None:
@@ -250,7 +251,7 @@ def test_no_model_is_evicted_for_one_whose_files_are_not_here() -> None:
     serving = ObservedReplica(
         ReplicaId("idle", 0, "new", 1), "idle-0", Phase.RUNNING, 0.0, 1.0, Health.READY, 2.0, "http://x", {"G": 1000}
     )
-    observed = ObservedState(NOW, (serving,), gpus=(gpu,))
+    observed = ObservedState(NOW, (serving,), hosts=(Host(gpus=(gpu,)),))
     made = plan(DesiredState(1, {"idle": idle, "m": wanted}), observed, NOW)
     assert [action.kind for action in made.actions] == ["download"]
     assert not made.evicted
@@ -302,7 +303,7 @@ def test_where_there_is_no_room_for_both_the_old_one_leaves_first() -> None:
 def test_an_old_one_serves_on_where_its_replacement_cannot_start() -> None:
     drains = seen(spec="old", claims={HOST: 60}, draining=Draining(NOW - 1, True))
     back = Undrain(drains.id, drains.name, "what was to replace it cannot start")
-    bad = {("m", "new"): PreflightResult(False, NOW, "no file")}
+    bad = {PreflightKey("m", "new"): PreflightResult(False, NOW, "no file")}
     unchecked = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
     reason = "needs 200 MiB of main memory; free: 100 of the 100 MiB that engines may take"
     reason += ": lower `memory_mib`, or take a smaller model"
@@ -399,10 +400,10 @@ def test_nothing_starts_on_a_gpu_that_a_broken_one_leaves(loads: str | None) -> 
 def test_who_was_wanted_first_gets_the_room() -> None:
     late = replace(ONE, name="a", memory_mib=60, statement=Statement("load", NOW - 1, "later"))
     early = replace(ONE, memory_mib=60, statement=Statement("load", NOW - 2, "earlier"))
-    checked = CHECKED | {("a", "new"): PreflightResult(True, NOW)}
+    checked = CHECKED | {PreflightKey("a", "new"): PreflightResult(True, NOW)}
     for models in ((late, early), (replace(late, statement=early.statement), replace(early, statement=late.statement))):
         first = min(models, key=lambda each: each.statement.since)
-        state = ObservedState(NOW, host_mib=100, preflights=checked)
+        state = ObservedState(NOW, hosts=(Host(memory_mib=100),), preflights=checked)
         made = plan(DesiredState(1, {each.name: each for each in models}), state, NOW)
         assert [action.model for action in made.actions] == [first.name]
         assert [each.model for each in made.blocked] == [each.name for each in models if each is not first]
@@ -413,8 +414,8 @@ def test_of_two_that_have_room_on_one_gpu_the_first_that_was_wanted_starts_first
         replace(ONE, name=name, gpu_count=1, vram_mib=10, statement=Statement("load", since, "loaded"))
         for name, since in (("a", NOW - 1), ("m", NOW - 2))
     )
-    checked = CHECKED | {("a", "new"): PreflightResult(True, NOW)}
-    state = ObservedState(NOW, gpus=GPUS, preflights=checked)
+    checked = CHECKED | {PreflightKey("a", "new"): PreflightResult(True, NOW)}
+    state = ObservedState(NOW, hosts=(Host(gpus=GPUS),), preflights=checked)
     made = plan(DesiredState(3, {"a": a, "m": m}), state, NOW)
     assert comes_to(made, start(claims={"G": 10}), blocked=(Blocked("a", 0, "GPU 0 is busy with m/0"),))
 
@@ -458,8 +459,10 @@ def test_it_waits_until_another_model_has_left(want: DesiredModel) -> None:
     idles = replace(seen(claims={HOST: 90}, **LONG), id=ReplicaId("x", 0, "new", 1), name="x-0")
 
     def made(preflight: PreflightResult | None) -> Plan:
-        preflights = {("x", "new"): PreflightResult(True, NOW)} | ({("m", "new"): preflight} if preflight else {})
-        state = ObservedState(NOW, (idles,), host_mib=100, preflights=preflights)
+        preflights = {PreflightKey("x", "new"): PreflightResult(True, NOW)} | (
+            {PreflightKey("m", "new"): preflight} if preflight else {}
+        )
+        state = ObservedState(NOW, (idles,), hosts=(Host(memory_mib=100),), preflights=preflights)
         return plan(DesiredState(3, {"m": want, "x": other}), state, NOW)
 
     leaves = Drain(idles.id, "x-0", "unloaded: makes room for m; the next request loads it", None)

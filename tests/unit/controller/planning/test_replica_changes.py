@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import HOST
 from controller.planning.classify import Buckets, classify_replicas
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
-    HOST,
     DesiredModel,
     DesiredState,
     Draining,

@@ -18,11 +18,11 @@ from controller.executor import (
     Refusal,
     decide_mention,
 )
+from controller.hosts import HOST
 from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, PutToSleep, Stop, Wake
 from controller.planning.draining import DrainState
 from controller.redaction import Redactor
 from controller.state import (
-    HOST,
     DesiredModel,
     DesiredState,
     Health,
@@ -30,6 +30,8 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
+    PullKey,
     ReplicaId,
     Statement,
 )
@@ -164,11 +166,11 @@ async def test_what_a_refused_pull_or_preflight_says_is_logged_and_kept_without_
     await bench.carry_out(PullImage("m", "some/image", "the image is not on this host"))
     refused = "image some/image is missing and cannot be pulled: denied: ***"
     assert caplog.messages == ["pull m: the image is not on this host", refused]
-    failure = bench.memory.pulls["some/image"]
+    failure = bench.memory.pulls[PullKey("some/image")]
     assert failure is not None
     assert failure.error == refused
     await bench.look(error=f"denied: {SECRET}")
-    assert bench.memory.preflights["m", "hash"].error == "denied: ***"
+    assert bench.memory.preflights[PreflightKey("m", "hash")].error == "denied: ***"
 
 
 @pytest.mark.parametrize(("served", "waits_s", "count"), [(True, 0.0, 1), (False, 2.0, 2)])

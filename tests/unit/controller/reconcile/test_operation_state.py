@@ -8,8 +8,17 @@ import pytest
 
 from controller.engines.base import Verdict
 from controller.executor import OperationState
+from controller.hosts import HOST
 from controller.planning.draining import DrainState
-from controller.state import HOST, DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    ObservedReplica,
+    Phase,
+    PreflightKey,
+    PreflightResult,
+    ReplicaId,
+)
 from controller.state_dir import SleepRecord
 from tests.support.world import autoload
 
@@ -22,11 +31,11 @@ FIRST = ReplicaId("m", 0, RESTS.spec_hash)
 def test_a_failure_is_known_while_the_model_rests_until_somebody_asks_for_it_anew() -> None:
     memory = OperationState(loaded_once={"m"})
     memory.record_failure(FIRST, Verdict("no such device", permanent=True), 10.0)
-    memory.preflights["m", RESTS.spec_hash] = PreflightResult(True, 10.0)
+    memory.preflights[PreflightKey("m", RESTS.spec_hash)] = PreflightResult(True, 10.0)
     for want in (WANTED, RESTS):
         memory.prune_state(DesiredState(1, {"m": want}), [], 20.0)
         assert memory.failures.keys() == {FIRST.key}
-        assert memory.preflights.keys() == {("m", RESTS.spec_hash)}
+        assert memory.preflights.keys() == {PreflightKey("m", RESTS.spec_hash)}
     assert not memory.loaded_once, "all its replicas are waited for when it is loaded again"
     memory.reset_failures(RESTS)
     assert not memory.failures

@@ -15,6 +15,7 @@ from contract.routing import GatewayReport, RoutingTable
 from contract.status import ModelState
 from controller.engines.stub import StubDefinition
 from controller.executor import Executor, ExecutorOptions, OperationState
+from controller.hosts import HOST, Gpu, GpuProcess
 from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, RemoteHealth
 from controller.observe.health import ProbedHealth
@@ -23,12 +24,9 @@ from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
 from controller.reconciler import RETRY_S, Reconciler, RoundSources
 from controller.runtimes.base import StartError, StartRequest
 from controller.state import (
-    HOST,
     AttemptNumbers,
     DesiredModel,
     DesiredState,
-    Gpu,
-    GpuProcess,
     Health,
     HeldMemory,
     IdleSpan,

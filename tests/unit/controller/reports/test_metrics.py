@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from contract.admin import Drift, DriftItem
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu, GpuProcess, Host, UnreadGpu
 from controller.memory_estimator import Estimate
 from controller.model_status import Round, assess_models
 from controller.planning.actions import Start
@@ -21,15 +22,12 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Failure,
-    Gpu,
-    GpuProcess,
     ObservedReplica,
     ObservedState,
     Phase,
     ReplicaId,
     Requirement,
     Statement,
-    UnreadGpu,
 )
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
@@ -71,7 +69,7 @@ def _round() -> Round:
         Gpu("MIG-b", 1, "fake MIG 1g", 100, 30, mig=2),
     )
     unread_gpus = (UnreadGpu(2, "it has fallen off the bus", "GPU-c"), UnreadGpu(3, "Unknown Error"))
-    observed = ObservedState(5.0, (replica,), gpus=gpus, unread_gpus=unread_gpus)
+    observed = ObservedState(5.0, (replica,), hosts=(Host(gpus=gpus, unread_gpus=unread_gpus),))
     made = plan(desired, observed, 5.0)
     return Round(desired, observed, made, assess_models(desired, observed, made))
 

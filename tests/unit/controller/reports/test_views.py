@@ -8,21 +8,21 @@ from typing import Any
 from contract.keys import Key
 from contract.status import ControllerStatus, Problem
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu, Host, UnreadGpu
 from controller.model_status import Round, assess_models
 from controller.planning.plan import plan
 from controller.reports.views import Traffic, live_row, plan_view, status_view
 from controller.state import (
     DesiredModel,
     DesiredState,
-    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     Statement,
-    UnreadGpu,
 )
 
 NOW = 1_000.0
@@ -53,7 +53,7 @@ def test_a_plan_shows_what_an_edit_will_do_before_it_was_looked_at_and_what_is_w
     [action] = view.actions
     assert (action.kind, action.replica, view.paused) == ("start", "m/0", True)
     assert "edited" in action.reason
-    failed = {("m", "new"): PreflightResult(False, NOW, "model_path: no such file")}
+    failed = {PreflightKey("m", "new"): PreflightResult(False, NOW, "model_path: no such file")}
     view = plan_view(_round(ObservedState(NOW, (OLD,), preflights=failed)), NOW)
     assert view.actions == []
     assert [item.reason for item in view.blocked] == ["model_path: no such file"]
@@ -65,7 +65,7 @@ def test_status_before_and_after_the_first_round() -> None:
     assert (before.models, before.observation_error, before.observed_at) == ([], "the daemon is down", None)
     assert before.unsaved == ["x"]
     gpus = (Gpu("GPU-a", 0, "fake", 1_000, 400),)
-    after = _status(_round(ObservedState(NOW, (OLD,), gpus=gpus)), desired_problems=[problem])
+    after = _status(_round(ObservedState(NOW, (OLD,), hosts=(Host(gpus=gpus),))), desired_problems=[problem])
     assert after.generation == 3
     assert after.gpus is not None
     assert (after.gpus[0].used_mib, after.gpus[0].claimed_mib) == (400, 300)
@@ -86,7 +86,9 @@ def test_a_status_tells_keys_in_force_apart_from_expired_ones() -> None:
 def test_a_gpu_that_cannot_be_read_is_shown_with_its_reason_and_with_what_is_claimed_of_it() -> None:
     lost = (UnreadGpu(1, "it has fallen off the bus", "GPU-a", "0000:0a:00.0"), UnreadGpu(2, "Unknown Error", mig=3))
     for gpus in ((), None):
-        first, second = _status(_round(ObservedState(NOW, (OLD,), gpus=gpus, unread_gpus=lost))).unread_gpus
+        first, second = _status(
+            _round(ObservedState(NOW, (OLD,), hosts=(Host(gpus=gpus, unread_gpus=lost),)))
+        ).unread_gpus
         assert (first.index, first.uuid, first.pci_address, first.claimed_mib) == (1, "GPU-a", "0000:0a:00.0", 300)
         words = "GPU 1 (GPU-a, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
         assert (first.description, first.reason) == (words, "it has fallen off the bus")

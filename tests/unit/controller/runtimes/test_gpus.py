@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from controller.engines.base import ClaimedGpu
+from controller.hosts import HOST, Gpu, GpuProcess, UnreadGpu
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.gpus import GpuOwners, describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
-from controller.state import HOST, Gpu, GpuProcess, UnreadGpu
 
 FIRST = Gpu("GPU-z", 0, "fake", 24_000)
 SECOND = Gpu("GPU-a", 1, "fake", 16_000)

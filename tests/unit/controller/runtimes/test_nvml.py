@@ -18,9 +18,9 @@ import psutil
 import pynvml
 import pytest
 
+from controller.hosts import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from controller.runtimes import nvml
 from controller.runtimes.nvml import LINE_BYTES, NvmlReader, Reading, main, sees_host_pids
-from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from tests.fakes.fake_nvml import FakeNvml, ProcessInfo, Utilization
 
 REPOSITORY = Path(__file__).resolve().parents[4]

@@ -21,8 +21,9 @@ from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.engines.vllm import VllmDefinition
+from controller.hosts import Gpu
 from controller.memory_estimator import FRESH_S, KEPT_S, Estimate, Estimator, estimate_replicas, largest_mib
-from controller.state import DesiredModel, Gpu, Requirement, Statement
+from controller.state import DesiredModel, Requirement, Statement
 from tests.support.clockwork_folders import make_hf
 from tests.support.gguf_files import gguf_head, write_llama
 from worker.clockwork import make_model

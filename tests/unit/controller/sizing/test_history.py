@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.llama_server import LlamaServerDefinition
+from controller.hosts import HOST, Gpu
 from controller.memory_history import (
     FILE_NAME,
     KINDS_KEPT,
@@ -21,7 +22,7 @@ from controller.memory_history import (
     gpu_type_of,
     save_history,
 )
-from controller.state import HOST, DesiredModel, Gpu, HeldMemory, Requirement, Statement, raise_claims
+from controller.state import DesiredModel, HeldMemory, Requirement, Statement, raise_claims
 from tests.support.campaign import campaign_count
 
 H200 = "NVIDIA H200"

@@ -10,8 +10,9 @@ import pytest
 
 from controller import memory_estimator as module
 from controller.engines.exllamav3 import ExLlamaV3Definition
+from controller.hosts import Gpu
 from controller.memory_estimator import Requirements, combine_requirements
-from controller.state import DesiredModel, Gpu, Requirement
+from controller.state import DesiredModel, Requirement
 from tests.support.wait import until
 from tests.support.world import autoload
 

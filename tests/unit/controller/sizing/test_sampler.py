@@ -11,14 +11,13 @@ from typing import Any, cast
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu, GpuProcess, Host
 from controller.memory_history import AGAIN_S, FILE_NAME, GROWN_MIB, MemoryHistory, MemorySampler, ObservedSample
 from controller.model_status import Round
 from controller.planning.gpu_use import SETTLED_S
 from controller.state import (
     DesiredModel,
     DesiredState,
-    Gpu,
-    GpuProcess,
     Health,
     HeldMemory,
     ObservedReplica,
@@ -70,7 +69,7 @@ class Bench:
             replica = self.replicas[name]
             self.pending[name] = PendingOp(kind, replica.id, replica.claims, self.now + 0.01)
         seen = None if self.unreadable else tuple(gpus)
-        observed = ObservedState(self.now, tuple(self.replicas.values()), dict(self.pending), gpus=seen)
+        observed = ObservedState(self.now, tuple(self.replicas.values()), dict(self.pending), hosts=(Host(gpus=seen),))
         desired = DesiredState(1, self.desired)
         self.watch.follow_round(Round(desired, observed, cast("Any", None), ()))
         await asyncio.sleep(0)

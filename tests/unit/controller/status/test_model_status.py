@@ -32,6 +32,7 @@ from controller.state import (
     OpKind,
     PendingOp,
     Phase,
+    PreflightKey,
     PreflightResult,
     ReplicaId,
     ReplicaKey,
@@ -46,7 +47,7 @@ NOW = 1_000.0
 MODEL = DesiredModel(
     "m", StubDefinition(backend="stub", aliases=["em"]), "stub", "new", 2, Statement("load", 5.0, "loaded"), 3.0
 )
-OK = {("m", "new"): PreflightResult(True, NOW)}
+OK = {PreflightKey("m", "new"): PreflightResult(True, NOW)}
 
 
 def _replica(index: int, health: Health = Health.READY, spec: str = "new", **fields: Any) -> ObservedReplica:

@@ -15,22 +15,14 @@ import pytest
 from contract.desired import Definition
 from contract.status import SCHEMA_VERSION
 from controller.engines import spec_hash
+from controller.hosts import HOST
 from controller.planning.backoff import verdict_of_exit
 from controller.redaction import redact_nothing
 from controller.reports.drift import find_drift
 from controller.runtimes.base import StartError
 from controller.runtimes.docker.container_spec import PREFIX, SCHEMA, write_labels
 from controller.runtimes.docker.runtime import DockerRuntime
-from controller.state import (
-    HOST,
-    DesiredModel,
-    DesiredState,
-    Health,
-    ObservedReplica,
-    ObservedState,
-    Phase,
-    Statement,
-)
+from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase, Statement
 from tests.support.docker_engine import DockerEngines, base_image, shell_image
 from tests.support.runtime_contract import RUN, ended, only, start_shell, wait_for_log
 from tests.support.wait import until

@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
+from controller.hosts import Gpu, GpuDriver
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.gpus import ABSENT_RECHECK_S, GpuProbe
-from controller.state import Gpu, GpuDriver
 from tests.support.docker_engine import DockerEngines, base_image
 from tests.support.wait import until
 

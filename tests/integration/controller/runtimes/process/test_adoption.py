@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.state import HOST, Phase
+from controller.hosts import HOST
+from controller.state import Phase
 from tests.support.process_engines import ProcessEngines, numbers
 from tests.support.runtime_contract import RUN, ended, only, running
 from tests.support.wait import until

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 import pytest
 
 from controller.engines import ENGINES
+from controller.hosts import Gpu
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process import launch
 from controller.runtimes.process import runtime as process_runtime
 from controller.runtimes.process.groups import Process, is_alive
-from controller.state import Gpu
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.process_engines import INSTANCE, ProcessEngines, wait_for
 from tests.support.runtime_contract import RUN, exited, only

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.hosts import GpuDriver
 from controller.runtimes.docker.start_problems import find_driver_problem, is_fulfilled, list_requirements
-from controller.state import GpuDriver
 from tests.support.campaign import campaign_count
 
 OPERATORS = {

@@ -23,6 +23,7 @@ from controller.engines.base import Launch
 from controller.engines.litert_lm import LiteRTLMDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu
 from controller.runtimes.base import LogPart, RuntimeUnavailableError, StartRequest
 from controller.runtimes.docker.client import (
     NEWEST_API,
@@ -58,7 +59,7 @@ from controller.runtimes.docker.containers import (
 )
 from controller.runtimes.docker.runtime import entries_to_read
 from controller.runtimes.gpus import visible_gpus
-from controller.state import Exit, Gpu, Phase, ReplicaId
+from controller.state import Exit, Phase, ReplicaId
 
 HOST = HostContext(
     "one", "engines", publishes_ports=False, models=({"Type": "bind", "Source": "/srv/models"},), log_mib=16

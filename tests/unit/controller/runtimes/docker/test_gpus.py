@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
+from controller.hosts import Gpu, UnreadGpu
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.gpus import MAX_BACKOFF_S, UNREADABLE_READINGS, GpuProbe, count_unreadable
 from controller.runtimes.nvml import Reading
-from controller.state import Gpu, UnreadGpu
 from tests.fakes.fake_probe_daemon import FakeProbeDaemon
 
 GPU = Gpu("GPU-a", 0, "NVIDIA A10", 23_028, 4)

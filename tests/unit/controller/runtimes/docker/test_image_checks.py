@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from controller.hosts import GpuDriver
 from controller.runtimes.docker.start_problems import (
     find_driver_problem,
     find_loader_problem,
@@ -15,7 +16,6 @@ from controller.runtimes.docker.start_problems import (
     pull_error,
     start_error,
 )
-from controller.state import GpuDriver
 
 BRANDS = ("unknown", "grid", "tesla", "nvidia", "quadro", "quadrortx", "nvidiartx", "vapps", "vpc", "vcs", "vws")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from controller.engines import ENGINES
+from controller.hosts import Gpu
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.process import groups
 from controller.runtimes.process.groups import (
@@ -44,7 +45,7 @@ from controller.runtimes.process.launch import (
     inherited_environment,
     spawn_engine,
 )
-from controller.state import Gpu, ReplicaId
+from controller.state import ReplicaId
 from worker import engines
 
 PYPROJECT = Path(__file__).parents[5] / "pyproject.toml"

@@ -1,0 +1,70 @@
+"""Deciding which hosts are silent, lost or back. Pure.
+
+A host that does not answer is unknown, not empty: what runs there may serve. Only after `lost_after_s` without a word
+do others take over, of one host at a time, and of none while so many are silent that the controller is rather the one
+that is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from controller.hosts import Host, HostState
+
+MOST_SILENT: Final = 0.5
+"""Share of the hosts above which their silence, if it is that of two or more, is taken for the controller's own."""
+_AWAY: Final = (HostState.SILENT, HostState.LOST)
+
+
+def is_silent(last_heard: float, call_failed: bool, now: float, heartbeat_s: float) -> bool:
+    """Return whether a host counts as silent at `now`: three heartbeats are missing, and a call has failed since its
+    last word. Times are Unix seconds."""
+    return call_failed and now - last_heard > 3 * heartbeat_s
+
+
+def judge_hosts(
+    heard: Iterable[Host],
+    known: Mapping[str, Host],
+    drained: Collection[str],
+    now: float,
+    *,
+    lost_after_s: float,
+) -> tuple[tuple[Host, ...], bool]:
+    """Return the hosts with their states, in the order of their names, and whether the controller is cut off.
+
+    `heard`: each `ready`, `silent` or `refused`, with what was last heard of it. `known`: by name, as this function
+    returned them last. `drained`: names of the hosts that an operator drains. `now`: Unix time in seconds.
+
+    A silent host is lost after `lost_after_s` seconds without a word, at most one host within that time. If more than
+    half of the hosts, and two at least, are silent at once, none is declared lost: lost ones stay so.
+    """
+    hosts = sorted(heard, key=lambda each: each.name)
+    silent_count = sum(host.state is HostState.SILENT for host in hosts)
+    is_cut_off = silent_count >= 2 and silent_count > MOST_SILENT * len(hosts)
+    # The loss of one must have been made good before the next: whoever takes over may be overloaded, and so silent.
+    last_loss = max((each.since for each in known.values() if each.state is HostState.LOST), default=-lost_after_s)
+    may_lose = not is_cut_off and not 0 <= now - last_loss < lost_after_s
+    judged = []
+    for host in sorted(hosts, key=lambda each: (each.last_heard or 0.0, each.name)):
+        state = _state_of(host, known.get(host.name), drained)
+        is_due = host.last_heard is None or not 0 <= now - host.last_heard < lost_after_s
+        if state is HostState.SILENT and may_lose and is_due:
+            state, may_lose = HostState.LOST, False
+        judged.append(_with_state(host, state, known.get(host.name), now))
+    return tuple(sorted(judged, key=lambda each: each.name)), is_cut_off
+
+
+def _state_of(host: Host, before: Host | None, drained: Collection[str]) -> HostState:
+    if host.state is HostState.SILENT and before is not None and before.state is HostState.LOST:
+        return HostState.LOST
+    return HostState.DRAINING if host.state is HostState.READY and host.name in drained else host.state
+
+
+def _with_state(host: Host, state: HostState, before: Host | None, now: float) -> Host:
+    since = before.since if before is not None and before.state is state else now
+    reached_since = 0.0 if before is None else before.reached_since
+    if before is not None and before.state in _AWAY and state not in _AWAY:
+        reached_since = now
+    return replace(host, state=state, since=since, reached_since=reached_since)
