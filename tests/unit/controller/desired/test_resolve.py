@@ -130,7 +130,7 @@ def test_an_unload_holds_against_autoload_unless_it_says_otherwise() -> None:
 
 SCHEDULING: dict[str, Any] = {
     "aliases": ["x"], "replica_max": 9, "vram_mib": 5, "enabled": False, "autoload": True, "start_timeout_s": 9.0,
-    "drain_timeout_s": 9.0, "replicas": 3,
+    "drain_timeout_s": 9.0, "replicas": 3, "hosts": ["a"],
 }  # fmt: skip
 OF_ENGINES: dict[str, Any] = {
     "model_path": "n.gguf", "llama_server_n_ctx": 9, "env": {"A": "b"}, "extra_args": ["-v"], "gpus": 1,
@@ -166,7 +166,7 @@ def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> N
         "backend", "enabled", "autoload", "replicas", "replica_max", "target_inflight", "aliases", "gpus", "vram_mib",
         "start_timeout_s", "drain_timeout_s", "remote_apis", "modalities", "media_urls", "multi_turn", "thinking_modes",
         "device", "queue_limit", "tools", "structured_output", "matryoshka", "max_tokens_field", "thinking_field",
-        "role", "idle_ttl_s", "min_residency_s", "pinned", "remote_fields", "session_cache", "source",
+        "role", "idle_ttl_s", "min_residency_s", "pinned", "remote_fields", "session_cache", "source", "hosts",
     }  # fmt: skip
     hashed = {"model_path", "env", "extra_args", "image", "memory_mib"}
     for engine in ENGINES.values():

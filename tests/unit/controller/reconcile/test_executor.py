@@ -22,19 +22,7 @@ from controller.hosts import HOST
 from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, PutToSleep, Stop, Wake
 from controller.planning.draining import DrainState
 from controller.redaction import Redactor
-from controller.state import (
-    DesiredModel,
-    DesiredState,
-    Health,
-    ObservedReplica,
-    OpKind,
-    PendingOp,
-    Phase,
-    PreflightKey,
-    PullKey,
-    ReplicaId,
-    Statement,
-)
+from controller.state import (DesiredModel, DesiredState, Health, ObservedReplica, OpKind, PendingOp, Phase, PreflightKey, PullKey, ReplicaId, Statement)
 from controller.state_dir import SleepRecord
 from tests.fakes.fake_runtime import FakeDownloader, FakeRuntime, FakeSleeper
 from tests.support.definitions import define
@@ -290,12 +278,12 @@ async def test_looks_that_fail_log_their_outcome_once_and_then_at_growing_interv
 
 def test_what_was_said_of_a_definition_is_forgotten_with_it() -> None:
     memory = OperationState()
-    memory.refusals["m", "hash"] = refusal = Refusal("a.gguf is missing", NOW, NOW)
+    memory.refusals[PreflightKey("m", "hash")] = refusal = Refusal("a.gguf is missing", NOW, NOW)
     memory.prune_state(DESIRED, [], NOW)
     assert memory.refusals
     memory.prune_state(DesiredState(2, {"m": replace(MODEL, spec_hash="edited")}), [], NOW)
     assert not memory.refusals
-    memory.refusals["m", "hash"] = refusal
+    memory.refusals[PreflightKey("m", "hash")] = refusal
     memory.reset_failures(MODEL)
     assert not memory.refusals
 

@@ -46,6 +46,7 @@ class Wanted:
 
     value: DesiredState | None = field(default_factory=lambda: DesiredState(1, {"m": MODEL}))
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
+    drained: dict[str, float] = field(default_factory=dict)
 
     async def refresh_files(self, now: float) -> None: ...
 
@@ -60,6 +61,9 @@ class Wanted:
 
     def request_reload(self, models: Sequence[str]) -> None:
         assert not models
+
+    def drained_hosts(self) -> Mapping[str, float]:
+        return self.drained
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         self.attempts = attempts
