@@ -91,7 +91,7 @@ def test_a_wrong_value_is_one_line_that_names_the_variable(
 
 def test_of_several_hosts_the_gateway_is_asked_at_one_that_this_machine_reaches() -> None:
     settings = load_settings(host="gateway.egress, 127.0.0.1", port=81)
-    assert settings.hosts == ("gateway.egress", "127.0.0.1")
+    assert settings.gateway_hosts == ("gateway.egress", "127.0.0.1")
     assert settings.gateway_url(is_tls=False) == "http://127.0.0.1:81"
     assert load_settings(host="0.0.0.0").gateway_url(is_tls=False) == "http://127.0.0.1:8080"
     assert load_settings(host="::").gateway_url(is_tls=True) == "https://[::1]:8080"
