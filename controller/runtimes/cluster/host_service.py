@@ -102,6 +102,13 @@ class _Method(NamedTuple):
     answer: Callable[[Any], Awaitable[HostMessage]]
 
 
+class _Stop(NamedTuple):
+    """A stop under way."""
+
+    task: asyncio.Task[None]
+    grace_s: float
+
+
 class HostService:
     """Answers requests of the controller with the runtime of this host. Use one object in one event loop. Does not
     close the runtime."""
@@ -121,6 +128,7 @@ class HostService:
         self._memory_mib = memory_mib
         self._is_memory_limited = is_memory_limited
         self._unified: frozenset[str] = frozenset()
+        self._stops: dict[str, _Stop] = {}
         self._missing: tuple[float, frozenset[str], frozenset[str]] = (-FILES_FRESH_S, frozenset(), frozenset())
         """When files were looked for last, the paths that were, and those of them that were missing."""
         self._methods: Mapping[str, _Method] = {
@@ -230,7 +238,21 @@ class HostService:
         return HostMessage()
 
     async def _stop_replica(self, request: ReplicaRequest) -> HostMessage:
-        await self.runtime.stop_replica(request.name, request.grace_s)
+        stop = self._stops.get(request.name)
+        if stop is None or request.grace_s < stop.grace_s:
+            # The caller of the earlier one may be gone, with a grace period that nobody wants any more.
+            task = asyncio.create_task(self.runtime.stop_replica(request.name, request.grace_s))
+            if stop is not None:
+                stop.task.cancel()
+            stop = self._stops[request.name] = _Stop(task, request.grace_s)
+        try:
+            await asyncio.wait({stop.task})
+        finally:
+            if self._stops.get(request.name) is stop:
+                del self._stops[request.name]
+        if stop.task.cancelled():
+            raise RuntimeUnavailableError(f"the stop of {request.name} gave way to another one")
+        await stop.task
         return HostMessage()
 
     async def _remove_replica(self, request: ReplicaRequest) -> HostMessage:

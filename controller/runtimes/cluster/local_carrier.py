@@ -165,12 +165,13 @@ class LocalCarrier:
             self._hosts[host].last_heard = None
 
     async def close(self) -> None:
-        """End `watch`, finish the requests that have arrived, and close the runtimes of the hosts."""
+        """End `watch`, and close the runtimes of the hosts."""
         self._is_closed = True
         self._wake.set()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._requests]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._requests, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for host in self._hosts.values():
             await host.service.runtime.close()
 

@@ -440,10 +440,11 @@ class ClusterRuntime:
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """Return what a replica wrote after `cursor`, which names its host, too. None: no host knows a log of it."""
+        await self._open()
         host, mark, inner = (cursor or "").partition(_CURSOR_MARK)
         message = ReplicaRequest(name=name, lines=lines, cursor=inner if mark else None)
         found: tuple[str, LogReply] | None
-        if mark and host in self._hosts:
+        if mark and any(each.name == host for each in self._list_hosts()):
             found = host, await self._ask(host, "read_log_after", message, LogReply)
         else:
             message = message.model_copy(update={"cursor": None})
