@@ -1,5 +1,5 @@
-"""Where replicas run: `base` declares the protocol `Runtime`, `docker` and `process` implement it on one host, and
-`cluster` carries it to several. The only package that starts, signals or stops engines. `nvml` reads the host's GPUs.
+"""Where replicas run: `base` declares the protocol `Runtime`, `docker`, `process`, `cluster` implement it. The only
+package that starts, signals or stops engines. `nvml` reads the host's GPUs.
 """
 
 from __future__ import annotations

@@ -525,7 +525,7 @@ class ClusterRuntime:
         if (known := self._hosts.get(hosts[0])) is not None and method == "stop_replica":
             known.note_change(name, None, self._clock())
 
-    async def forget_host(self, name: str) -> None:
+    async def expel_host(self, name: str) -> None:
         """Forget a host for good, with what ran there: it is no longer listed, and is refused if it comes back. Raises
         HostRefusedError if it answers, or if there is no such host."""
         await self._open()

@@ -260,11 +260,11 @@ async def test_a_log_is_found_on_its_host_and_its_cursor_names_it(cluster: Clust
 async def test_only_a_silent_host_is_forgotten(cluster: Cluster) -> None:
     await cluster.runtime.start_replica(request("b"))
     with pytest.raises(HostRefusedError, match="host b answers: drain it"):
-        await cluster.runtime.forget_host("b")
+        await cluster.runtime.expel_host("b")
     with pytest.raises(HostRefusedError, match="there is no host c"):
-        await cluster.runtime.forget_host("c")
+        await cluster.runtime.expel_host("c")
     await cluster.silence("b")
-    await cluster.runtime.forget_host("b")
+    await cluster.runtime.expel_host("b")
     assert [each.name for each in await cluster.runtime.read_hosts()] == ["a"]
     assert await cluster.runtime.list_replicas() == []
     cluster.carrier.set_switch("b", HERE)
