@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
-from controller.runtimes.cluster.carrier import HostSilentError
+from controller.runtimes.cluster.carrier import HostRefusedError, HostSilentError
 from controller.settings import ControllerSettings
 from controller.state import Phase
 
@@ -38,32 +38,33 @@ async def end_replicas(runtime: Runtime, grace_s: float) -> list[str]:
     loop = asyncio.get_running_loop()
     waits_until: float | None = None
     while replicas := await runtime.list_replicas():
-        if current := [each for each in replicas if each.is_current]:
-            log.info("stopping %d engines", len(current))
-            names = await asyncio.gather(*(_end_replica(runtime, each, grace_s) for each in current))
-            ended.update(name for name in names if name is not None)
-            waits_until = None
-            continue
-        waits_until = waits_until or loop.time() + UNREACHED_S
-        if loop.time() >= waits_until:
-            break
-        await asyncio.sleep(_ASK_AGAIN_S)
-    unreached = sorted({each.host for each in replicas})
-    if unreached:
-        log.warning("engines go on running on hosts that could not be reached: %s", ", ".join(unreached))
+        if waits_until is None:
+            log.info("stopping %d engines", len(replicas))
+        # Those of a host that does not answer, too: it may only be slow.
+        results = await asyncio.gather(*(_end_replica(runtime, each, grace_s) for each in replicas))
+        names = {each.name for each, has_ended in zip(replicas, results, strict=True) if has_ended}
+        ended |= names
+        if not names:
+            waits_until = waits_until or loop.time() + UNREACHED_S
+            if loop.time() >= waits_until:
+                break
+            await asyncio.sleep(_ASK_AGAIN_S)
+    if replicas:
+        hosts = ", ".join(sorted({each.host for each in replicas}))
+        log.warning("engines go on running on hosts that could not be reached: %s", hosts)
     return sorted(ended)
 
 
-async def _end_replica(runtime: Runtime, replica: SeenReplica, grace_s: float) -> str | None:
+async def _end_replica(runtime: Runtime, replica: SeenReplica, grace_s: float) -> bool:
     try:
         if replica.phase is Phase.RUNNING:
             await runtime.stop_replica(replica.name, grace_s)
         else:
             await runtime.remove_replica(replica.name)
-    except HostSilentError as error:
+    except (HostSilentError, HostRefusedError) as error:
         log.debug("%s is not ended: %s", replica.name, error)
-        return None
-    return replica.name
+        return False
+    return True
 
 
 async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:

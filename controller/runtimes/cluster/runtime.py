@@ -9,6 +9,7 @@ import builtins
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -70,12 +71,15 @@ AnyAnswer = TypeVar("AnyAnswer")
 
 @dataclass(slots=True)
 class _KnownHost:
-    """What a host said last, and what it was asked since. Times are Unix seconds by the clock of the controller."""
+    """What a host said last, and what was done there since. Times in `asked_at` and `changed` are monotonic, others are
+    Unix times, all by the clocks of the controller."""
 
     seen: HostObservation | None = None
     """Its last word on what runs there. None: it never said one."""
     asked_at: float = 0.0
     """When that was asked for."""
+    said_at: float = 0.0
+    """When that arrived."""
     replicas: dict[str, SeenReplica] = field(default_factory=dict)
     """What runs there, as seen last, with what was started and ended since."""
     changed: dict[str, tuple[float, SeenReplica | None]] = field(default_factory=dict)
@@ -83,8 +87,6 @@ class _KnownHost:
     shows them."""
     heard_at: float = 0.0
     """When it last answered anything."""
-    failed_at: float | None = None
-    """When a request last failed because it did not answer. None: none did since it was heard."""
     problem: str | None = None
     """Why it cannot say what runs there, or may not be used."""
     is_refused: bool = False
@@ -108,9 +110,9 @@ class _KnownHost:
         """Note why the host cannot say what runs there; None: it did."""
         self.problem, self.is_refused, self.is_runtime_silent = problem, is_refused, is_runtime_silent
 
-    def note_change(self, name: str, replica: SeenReplica | None, at: float) -> None:
-        """Take into account that a replica was started (`replica`) or ended (None) at `at`."""
-        self.changed[name] = (at, replica)
+    def note_change(self, name: str, replica: SeenReplica | None) -> None:
+        """Take into account that a replica was started (`replica`) or ended (None) just now."""
+        self.changed[name] = (time.monotonic(), replica)
         if replica is None:
             self.replicas.pop(name, None)
         else:
@@ -138,6 +140,7 @@ class ClusterRuntime:
         self.kind = kind
         self.list_model_paths: Callable[[], Mapping[str, Sequence[str]]] = dict
         """Returns the model paths of each declared model, by its name. Each host says which are missing there."""
+        self._model_paths: Mapping[str, Sequence[str]] = {}
         self._carrier = carrier
         self._clock = clock
         self._hosts: dict[str, _KnownHost] = {}
@@ -159,10 +162,10 @@ class ClusterRuntime:
         await self._carrier.start()
         self._began_at = self._clock()
         self._tasks = [asyncio.create_task(self._follow_carrier()), asyncio.create_task(self._follow_heartbeats())]
-        while any(host.last_heard is None and host.refusal is None for host in self._carrier.list_hosts()):
-            if self._clock() - self._began_at > 3 * self._carrier.heartbeat_s:
-                break
-            await asyncio.sleep(self._carrier.heartbeat_s / 20)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3 * self._carrier.heartbeat_s):
+                while any(host.last_heard is None and host.refusal is None for host in self._carrier.list_hosts()):
+                    await asyncio.sleep(self._carrier.heartbeat_s / 20)  # noqa: ASYNC110 - no event says it
 
     async def _follow_carrier(self) -> None:
         async for _ in self._carrier.watch():
@@ -210,8 +213,10 @@ class ClusterRuntime:
         return carried
 
     def _last_word(self, carried: CarriedHost) -> float:
-        known = self._hosts.get(carried.name)
-        return max(carried.last_heard or self._began_at, known.heard_at if known is not None else 0.0)
+        known, now = self._hosts.get(carried.name), self._clock()
+        times = (carried.last_heard or self._began_at, known.heard_at if known is not None else 0.0)
+        # One in the future is of before the clock was set back, and may not hide a silence.
+        return max((each for each in times if each <= now), default=now)
 
     def _is_overdue(self, carried: CarriedHost) -> bool:
         return is_silent(self._last_word(carried), True, self._clock(), self._carrier.heartbeat_s)
@@ -230,21 +235,14 @@ class ClusterRuntime:
         asking = asyncio.create_task(self._carrier.call(host, method, message.model_dump_json().encode(), deadline_s))
         try:
             while not (await asyncio.wait({asking}, timeout=OVERDUE_WAIT_S))[0]:
-                heard = next((each for each in self._list_hosts() if each.name == host), None)
-                if heard is None or self._is_overdue(heard):
-                    asking.cancel()
-            content = await asking
-        except asyncio.CancelledError:
-            if not asking.done():
-                raise  # it is the caller that was cancelled
-            known.failed_at = self._clock()
-            raise HostSilentError(f"host {host} does not answer: its heartbeats are missing") from None
-        except HostSilentError:
-            known.failed_at = self._clock()
-            raise
+                if all(each.name != host or self._is_overdue(each) for each in self._list_hosts()):
+                    break
+            content = await asking if asking.done() else None
         finally:
             asking.cancel()
-        known.heard_at, known.failed_at = self._clock(), None
+        if content is None:
+            raise HostSilentError(f"host {host} does not answer: its heartbeats are missing")
+        known.heard_at = self._clock()
         return _read_reply(host, content, reply)
 
     # Seeing
@@ -253,7 +251,7 @@ class ClusterRuntime:
         """Return every replica of every host, each with its host. Of a host that does not answer in time, those that
         were seen last, with `is_current` false. Raises RuntimeUnavailableError only if no host was ever heard."""
         await self._open()
-        asked_at = self._clock()
+        asked_at, self._model_paths = time.monotonic(), self.list_model_paths()
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
         await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if all(each.seen is None for each in self._hosts.values()):
@@ -276,10 +274,11 @@ class ClusterRuntime:
         await asyncio.wait({known.look}, timeout=max(0.0, ends_at - loop.time()))
 
     async def _look(self, host: str, known: _KnownHost) -> None:
-        asked_at = self._clock()
-        paths = tuple(sorted({path for paths in self.list_model_paths().values() for path in paths}))
+        asked_at = time.monotonic()
+        paths = {path for paths in self._model_paths.values() for path in paths}
         try:
-            seen = await self._ask(host, "observe", ObserveRequest(model_paths=paths), HostObservation)
+            request = ObserveRequest(model_paths=tuple(sorted(paths)))
+            seen = await self._ask(host, "observe", request, HostObservation)
         except RuntimeUnavailableError as error:
             known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
             return
@@ -287,7 +286,8 @@ class ClusterRuntime:
             known.note_problem(f"its runtime does not answer: {seen.error}", is_runtime_silent=True)
             return
         known.take_word(seen, host, asked_at)
-        if self._clock() - asked_at > ROUND_WAIT_S:
+        known.said_at = self._clock()
+        if time.monotonic() - asked_at > ROUND_WAIT_S:
             self._notify()  # no round has waited for it
 
     async def read_hosts(self) -> tuple[Host, ...]:
@@ -295,10 +295,10 @@ class ClusterRuntime:
         called `list_replicas` yet. Raises RuntimeUnavailableError only if no host was ever heard."""
         if all(each.seen is None for each in self._hosts.values()):
             await self.list_replicas()
-        now, files = self._clock(), self.list_model_paths()
-        return tuple(self._describe_host(each, files, now) for each in self._list_hosts())
+        now = self._clock()
+        return tuple(self._describe_host(each, now) for each in self._list_hosts())
 
-    def _describe_host(self, carried: CarriedHost, files: Mapping[str, Sequence[str]], now: float) -> Host:
+    def _describe_host(self, carried: CarriedHost, now: float) -> Host:
         name, known = carried.name, self._hosts[carried.name]
         state, reason, last_heard = self._judge_host(carried, known, now)
         host = Host(
@@ -326,7 +326,9 @@ class ClusterRuntime:
             memory_mib=seen.memory_mib,
             is_memory_limited=seen.is_memory_limited,
             models_free_mib=seen.models_free_mib,
-            missing_models=frozenset(model for model, paths in files.items() if not missing.isdisjoint(paths)),
+            missing_models=frozenset(
+                model for model, paths in self._model_paths.items() if not missing.isdisjoint(paths)
+            ),
         )
 
     def _judge_host(self, carried: CarriedHost, known: _KnownHost, now: float) -> tuple[HostState, str | None, float]:
@@ -343,7 +345,7 @@ class ClusterRuntime:
             versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"
             return HostState.REFUSED, f"{versions}: give both the same version of Roundhouse", last_word
         # Where the host answers and its runtime does not, it is not known either what runs there.
-        heard_at = known.asked_at if known.is_runtime_silent else last_word
+        heard_at = known.said_at if known.is_runtime_silent else last_word
         if is_silent(heard_at, known.problem is not None, now, self._carrier.heartbeat_s):
             return HostState.SILENT, known.problem, heard_at
         return HostState.READY, None, heard_at
@@ -503,7 +505,7 @@ class ClusterRuntime:
         if (known := self._hosts.get(host)) is not None:
             now = self._clock()
             started = SeenReplica(request.id, request.name, Phase.RUNNING, now, claims=request.claims, host=host)
-            known.note_change(request.name, started, now)
+            known.note_change(request.name, started)
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica on its host, and remove it."""
@@ -523,7 +525,7 @@ class ClusterRuntime:
             return
         await self._ask(hosts[0], method, message, HostMessage, deadline_s)
         if (known := self._hosts.get(hosts[0])) is not None and method == "stop_replica":
-            known.note_change(name, None, self._clock())
+            known.note_change(name, None)
 
     async def expel_host(self, name: str) -> None:
         """Forget a host for good, with what ran there: it is no longer listed, and is refused if it comes back. Raises

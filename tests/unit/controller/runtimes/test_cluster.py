@@ -285,6 +285,54 @@ async def test_the_end_leaves_what_cannot_be_reached_and_names_the_host(
     assert len(cluster.fakes["b"].replicas) == 1
 
 
+async def test_the_end_of_engines_waits_for_a_slow_host(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.runtime.ROUND_WAIT_S", 0.01)
+    monkeypatch.setattr("controller.runtimes.UNREACHED_S", 0.0)
+    await cluster.runtime.start_replica(late := request("b"))
+    cluster.carrier.set_switch("b", "slow 0.1")
+    assert await end_replicas(cluster.runtime, 1.0) == [late.name]
+    assert cluster.fakes["b"].replicas == {}
+
+
+async def test_a_clock_that_is_set_back_hides_no_silence() -> None:
+    offset_s = [0.0]
+    fake = FakeRuntime(time.time)
+    carrier = LocalCarrier({"a": HostService(fake)}, heartbeat_s=BEAT_S, clock=lambda: time.time() + offset_s[0])
+    runtime = ClusterRuntime(carrier, kind="fake", clock=lambda: time.time() + offset_s[0])
+    async with closing(runtime):
+        assert (await runtime.read_hosts())[0].state is HostState.READY
+        offset_s[0] = -3600.0
+        await asyncio.sleep(2 * BEAT_S)
+        carrier.set_switch("a", SILENT)
+
+        async def is_silent() -> bool:
+            await runtime.list_replicas()
+            return (await runtime.read_hosts())[0].state is HostState.SILENT
+
+        await until("it is silent", is_silent, deadline_s=2)
+
+
+async def test_of_two_stops_the_shorter_one_counts() -> None:
+    fake = FakeRuntime(time.time)
+    graces, begun = [], asyncio.Event()
+
+    async def stop_replica(_: str, grace_s: float) -> None:
+        graces.append(grace_s)
+        begun.set()
+        await asyncio.sleep(grace_s)
+
+    fake.stop_replica = stop_replica  # type: ignore[method-assign]
+    service = HostService(fake)
+    long_stop = asyncio.ensure_future(service.answer_request("stop_replica", b'{"name":"n","grace_s":600}'))
+    await begun.wait()
+    answers = [await service.answer_request("stop_replica", b'{"name":"n","grace_s":0}'), await long_stop]
+    errors = [HostReply.model_validate_json(each).error for each in answers]
+    assert graces == [600, 0]
+    assert errors[0] is None
+    assert errors[1] is not None
+    assert errors[1].kind == "unavailable"
+
+
 async def test_a_host_does_only_what_its_table_names() -> None:
     service = HostService(FakeRuntime(time.time))
     for method, payload in (("close", b"{}"), ("__init__", b"{}"), ("start_replica", b"[]"), ("observe", b"\xff")):
