@@ -66,8 +66,8 @@ def _adapter_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def from_message(kind: type[AnyValue], message: Wire) -> AnyValue:
-    """Return a message as a value of the controller. What the value has no field for is left out. Raises
+def from_message(kind: Callable[..., AnyValue], message: Wire) -> AnyValue:
+    """Return a message as a value of the controller, of the class `kind`. What the value has no field for is left out. Raises
     ValidationError."""
     value: AnyValue = _adapter_of(kind).validate_python(message.model_dump(exclude={"schema_version"}))
     return value

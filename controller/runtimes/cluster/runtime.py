@@ -9,7 +9,6 @@ import builtins
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -162,10 +161,10 @@ class ClusterRuntime:
         await self._carrier.start()
         self._began_at = self._clock()
         self._tasks = [asyncio.create_task(self._follow_carrier()), asyncio.create_task(self._follow_heartbeats())]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(3 * self._carrier.heartbeat_s):
-                while any(host.last_heard is None and host.refusal is None for host in self._carrier.list_hosts()):
-                    await asyncio.sleep(self._carrier.heartbeat_s / 20)  # noqa: ASYNC110 - no event says it
+        for _ in range(60):
+            if all(host.last_heard is not None or host.refusal is not None for host in self._carrier.list_hosts()):
+                break
+            await asyncio.sleep(self._carrier.heartbeat_s / 20)
 
     async def _follow_carrier(self) -> None:
         async for _ in self._carrier.watch():

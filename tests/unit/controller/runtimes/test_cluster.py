@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contract.hosts import HostReply, StartReplicaRequest
+from contract.hosts import HostReplicaId, HostReply, StartReplicaRequest
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
 from controller.engines.llama_server import LlamaServerDefinition
@@ -113,8 +113,8 @@ async def test_a_host_says_what_it_has(tmp_path: Path) -> None:
         host = await cluster.host("b")
         assert host.state is HostState.READY
         assert (host.gpus, host.unread_gpus) == ((replace(gpu, host="b"),), (replace(unread, host="b"),))
-        assert (host.unified_gpus, host.driver) == ({"GPU-1"}, GpuDriver("570", "12.8", ("RTX",)))
-        assert (host.memory_mib, host.missing_models, host.runtime) == (1000, {"n"}, "fake")
+        assert (host.unified_gpus, host.driver) == (frozenset({"GPU-1"}), GpuDriver("570", "12.8", ("RTX",)))
+        assert (host.memory_mib, host.missing_models, host.runtime) == (1000, frozenset({"n"}), "fake")
         assert (host.models_free_mib or 0) > 0
         assert await cluster.runtime.read_gpus() == (replace(gpu, host="b"),)
 
@@ -313,16 +313,15 @@ async def test_a_clock_that_is_set_back_hides_no_silence() -> None:
 
 
 async def test_of_two_stops_the_shorter_one_counts() -> None:
-    fake = FakeRuntime(time.time)
     graces, begun = [], asyncio.Event()
 
-    async def stop_replica(_: str, grace_s: float) -> None:
-        graces.append(grace_s)
-        begun.set()
-        await asyncio.sleep(grace_s)
+    class SlowEnds(FakeRuntime):
+        async def stop_replica(self, name: str, grace_s: float) -> None:
+            graces.append(grace_s)
+            begun.set()
+            await asyncio.sleep(grace_s)
 
-    fake.stop_replica = stop_replica  # type: ignore[method-assign]
-    service = HostService(fake)
+    service = HostService(SlowEnds(time.time))
     long_stop = asyncio.ensure_future(service.answer_request("stop_replica", b'{"name":"n","grace_s":600}'))
     await begun.wait()
     answers = [await service.answer_request("stop_replica", b'{"name":"n","grace_s":0}'), await long_stop]
@@ -345,7 +344,7 @@ async def test_a_host_that_is_behind_reads_what_it_knows_and_refuses_the_rest() 
     fake = FakeRuntime(time.time)
     service = HostService(fake)
     start: dict[str, Any] = StartReplicaRequest(
-        id={"model": "m", "index": 0, "spec_hash": "0", "attempt": 1},  # type: ignore[arg-type]
+        id=HostReplicaId(model="m", index=0, spec_hash="0", attempt=1),
         name="n",
         definition=pack_definition(StubDefinition(backend="stub")),
         served_name="m",
