@@ -10,6 +10,7 @@ from typing import Final
 
 import psutil
 
+from controller.hosts import HostState
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
 from controller.runtimes.cluster.carrier import HostRefusedError, HostSilentError
 from controller.settings import ControllerSettings
@@ -34,6 +35,8 @@ async def end_replicas(runtime: Runtime, grace_s: float) -> list[str]:
     """Stop and remove every replica, with `grace_s` seconds from SIGTERM to SIGKILL of each, and return the names of
     those that have ended. What runs on hosts that cannot be reached is left as it is; the log names them. Raises
     RuntimeUnavailableError if the runtime does not answer."""
+    from controller.runtimes.cluster.runtime import ClusterRuntime
+
     ended: set[str] = set()
     loop = asyncio.get_running_loop()
     waits_until: float | None = None
@@ -49,9 +52,11 @@ async def end_replicas(runtime: Runtime, grace_s: float) -> list[str]:
             if loop.time() >= waits_until:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
-    if replicas:
-        hosts = ", ".join(sorted({each.host for each in replicas}))
-        log.warning("engines go on running on hosts that could not be reached: %s", hosts)
+    unreached = {each.host for each in replicas}
+    if isinstance(runtime, ClusterRuntime):  # also those that were never heard
+        unreached |= {each.name for each in await runtime.read_hosts() if each.state is HostState.SILENT}
+    if unreached:
+        log.warning("engines go on running on hosts that cannot be reached: %s", ", ".join(sorted(unreached)))
     return sorted(ended)
 
 

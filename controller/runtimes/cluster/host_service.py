@@ -67,7 +67,7 @@ def _adapter_of(kind: Any) -> TypeAdapter[Any]:
 
 
 def from_message(kind: Callable[..., AnyValue], message: Wire) -> AnyValue:
-    """Return a message as a value of the controller, of the class `kind`. What the value has no field for is left out. Raises
+    """Return a message as a value of the class `kind`. What that has no field for is left out. Raises
     ValidationError."""
     value: AnyValue = _adapter_of(kind).validate_python(message.model_dump(exclude={"schema_version"}))
     return value

@@ -281,8 +281,16 @@ async def test_the_end_leaves_what_cannot_be_reached_and_names_the_host(
     await cluster.silence("b")
     with caplog.at_level(logging.WARNING):
         assert await end_replicas(cluster.runtime, 1.0) == [here.name]
-    assert "engines go on running on hosts that could not be reached: b" in caplog.text
+    assert "engines go on running on hosts that cannot be reached: b" in caplog.text
     assert len(cluster.fakes["b"].replicas) == 1
+
+
+async def test_the_end_names_a_host_that_was_never_heard(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    cluster.carrier.set_switch("b", GONE)
+    async with closing(cluster.runtime):
+        assert await end_replicas(cluster.runtime, 1.0) == []
+    assert "that cannot be reached: b" in caplog.text
 
 
 async def test_the_end_of_engines_waits_for_a_slow_host(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
