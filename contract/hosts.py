@@ -77,6 +77,12 @@ class HostReplica(Wire):
     argv: tuple[str, ...] = ()
 
 
+class HostReplicas(HostMessage):
+    """What was seen on each host last, by its name: kept in a file, for the next controller."""
+
+    hosts: dict[str, tuple[HostReplica, ...]] = {}
+
+
 class HostGpuProcess(Wire):
     """As `GpuProcess`."""
 

@@ -81,7 +81,8 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
         from controller.runtimes.cluster.local_carrier import open_local_hosts
         from controller.runtimes.cluster.runtime import ClusterRuntime
 
-        return ClusterRuntime(open_local_hosts(settings, instance, *read_memory_limit(settings)), kind="process")
+        carrier = open_local_hosts(settings, instance, *read_memory_limit(settings))
+        return ClusterRuntime(carrier, kind="process", file=settings.state.absolute() / "hosts" / "replicas.json")
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
         from controller.runtimes.docker.runtime import DockerOptions, open_docker

@@ -10,8 +10,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final, TypeVar
 
+from common.atomic_write import write_atomic
 from contract.desired import Definition
 from contract.hosts import (
     HOSTS_VERSION,
@@ -20,6 +22,7 @@ from contract.hosts import (
     HostObservation,
     HostReplica,
     HostReplicaId,
+    HostReplicas,
     HostReply,
     LogReply,
     MemoryReply,
@@ -133,12 +136,19 @@ class ClusterRuntime:
     replica or a host that is that one; those raise HostSilentError. The carrier is started at the first use, and closed
     by `close`. Use one object in one event loop."""
 
-    def __init__(self, carrier: HostCarrier, *, kind: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, carrier: HostCarrier, *, kind: str, file: Path | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         """`kind`: that of the hosts' runtimes. A host of another kind is refused, because the image of a container is
-        part of the spec hash: the hosts would replace each other's replicas for ever. `clock` returns Unix time."""
+        part of the spec hash: the hosts would replace each other's replicas for ever. `file`: where it is kept what
+        runs on each host, because the next controller must know that of a host that is silent when it starts; None: it
+        is not kept. `clock` returns Unix time."""
         self.kind = kind
         self.list_model_paths: Callable[[], Mapping[str, Sequence[str]]] = dict
         """Returns the model paths of each declared model, by its name. Each host says which are missing there."""
+        self._file = file
+        self._kept = HostReplicas()
+        self._file_lock = asyncio.Lock()
         self._model_paths: Mapping[str, Sequence[str]] = {}
         self._carrier = carrier
         self._clock = clock
@@ -159,12 +169,46 @@ class ClusterRuntime:
 
     async def _start_carrier(self) -> None:
         await self._carrier.start()
+        await asyncio.to_thread(self._read_file)
         self._began_at = self._clock()
         self._tasks = [asyncio.create_task(self._follow_carrier()), asyncio.create_task(self._follow_heartbeats())]
         for _ in range(60):
             if all(host.last_heard is not None or host.refusal is not None for host in self._carrier.list_hosts()):
                 break
             await asyncio.sleep(self._carrier.heartbeat_s / 20)
+
+    def _read_file(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._kept = HostReplicas.model_validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.warning("what ran on silent hosts is not known: %s cannot be read: %s", self._file, error)
+        for host, replicas in self._kept.hosts.items():
+            self._hosts[host] = _KnownHost(replicas={each.name: _place_replica(each, host) for each in replicas})
+
+    async def _keep_replicas(self) -> None:
+        """Write to the file what runs on each host, if it is not what it says."""
+        hosts = {
+            host: tuple(
+                to_message(HostReplica, replace(each, claims=_rename_key(each.claims, memory_key(host), HOST)))
+                for _, each in sorted(known.replicas.items())
+                if each.phase is not Phase.EXITED
+            )
+            for host, known in sorted(self._hosts.items())
+        }
+        if self._file is None or hosts == self._kept.hosts:
+            return
+        self._kept = HostReplicas(hosts=hosts)
+        try:
+            # Not durable: after a power cut the hosts have to say it anew anyway.
+            content = self._kept.model_dump_json().encode()
+            async with self._file_lock:
+                await asyncio.to_thread(write_atomic, self._file, content, durable=False)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._file, error)
 
     async def _follow_carrier(self) -> None:
         async for _ in self._carrier.watch():
@@ -256,6 +300,7 @@ class ClusterRuntime:
         if all(each.seen is None for each in self._hosts.values()):
             problems = "; ".join(sorted(each.problem for each in self._hosts.values() if each.problem is not None))
             raise RuntimeUnavailableError(f"no host answers: {problems or 'none has joined'}")
+        await self._keep_replicas()
         return [
             replica if known.asked_at >= asked_at and known.problem is None else replace(replica, is_current=False)
             for _, known in sorted(self._hosts.items())

@@ -202,6 +202,29 @@ async def test_no_host_was_ever_heard() -> None:
         assert [each.state for each in await cluster.runtime.read_hosts()] == [HostState.READY, HostState.SILENT]
 
 
+async def test_the_next_controller_knows_what_ran_on_a_host_that_is_silent_then(tmp_path: Path) -> None:
+    first, file = Cluster(), tmp_path / "replicas.json"
+    runtime = ClusterRuntime(first.carrier, kind="fake", file=file)
+    async with closing(runtime):
+        await runtime.start_replica(started := request("b", host_b=100))
+        await runtime.list_replicas()
+    later = LocalCarrier({name: HostService(fake) for name, fake in first.fakes.items()}, heartbeat_s=BEAT_S)
+    later.set_switch("b", SILENT)
+    began_at = time.time()
+    runtime = ClusterRuntime(later, kind="fake", file=file)
+    async with closing(runtime):
+        [seen] = await runtime.list_replicas()
+        assert (seen.name, seen.host, seen.claims, seen.is_current) == (started.name, "b", {"host:b": 100}, False)
+        host = (await runtime.read_hosts())[1]
+        assert host.state is HostState.SILENT
+        assert host.last_heard is not None
+        assert host.last_heard >= began_at, "it has the whole time to be heard"
+    file.write_text("{")
+    runtime = ClusterRuntime(later, kind="fake", file=file)
+    async with closing(runtime):
+        assert await runtime.list_replicas() == []
+
+
 async def test_a_host_of_another_kind_is_refused_with_the_reason(cluster: Cluster) -> None:
     cluster.fakes["b"].kind = "docker"
     host = await cluster.host("b")
