@@ -97,9 +97,10 @@ class _KnownHost:
     look: asyncio.Task[None] | None = None
 
     def take_word(self, seen: HostObservation, name: str, asked_at: float) -> None:
-        """Take what the host said of itself when it was asked at `asked_at`."""
-        self.changed = {each: change for each, change in self.changed.items() if change[0] >= asked_at}
+        """Take what the host said when it was asked at `asked_at`. Raises ValueError, with nothing changed, if it
+        cannot be read."""
         self.replicas = {each.name: _place_replica(each, name) for each in seen.replicas or ()}
+        self.changed = {each: change for each, change in self.changed.items() if change[0] >= asked_at}
         for each, (_, replica) in self.changed.items():
             if replica is None:
                 self.replicas.pop(each, None)
@@ -329,7 +330,11 @@ class ClusterRuntime:
         if seen.replicas is None:
             known.note_problem(f"its runtime does not answer: {seen.error}", is_runtime_silent=True)
             return
-        known.take_word(seen, host, asked_at)
+        try:
+            known.take_word(seen, host, asked_at)
+        except ValueError as error:  # of a newer version
+            known.note_problem(f"what it says cannot be read: {error}".replace("\n", " "), is_refused=True)
+            return
         known.said_at = self._clock()
         if time.monotonic() - asked_at > ROUND_WAIT_S:
             self._notify()  # no round has waited for it

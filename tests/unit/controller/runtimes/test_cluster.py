@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -232,6 +232,16 @@ async def test_a_host_of_another_kind_is_refused_with_the_reason(cluster: Cluste
         HostState.REFUSED,
         "its runtime is docker, and that of this installation is fake",
     )
+
+
+async def test_a_host_that_says_what_this_version_does_not_know_is_refused(cluster: Cluster) -> None:
+    await cluster.runtime.start_replica(request("b"))
+    seen = cluster.fakes["b"].replicas[request("b").name]
+    cluster.fakes["b"].replicas[seen.name] = replace(seen, phase=cast("Phase", "frozen"))
+    host = await cluster.host("b")
+    assert host.state is HostState.REFUSED
+    assert "what it says cannot be read: 1 validation error for SeenReplica phase" in (host.reason or "")
+    assert seen.name in await list_by_name(cluster.runtime), "what was seen last"
 
 
 async def test_a_host_whose_runtime_does_not_answer_is_silent_and_heartbeats_do_not_hide_it(cluster: Cluster) -> None:
