@@ -168,10 +168,10 @@ class PreflightReply(HostMessage):
     plain: str | None = None
 
 
-class PullRequest(HostMessage):
-    """As the arguments of `Runtime.pull_image`."""
+class NameRequest(HostMessage):
+    """Names what a request is about: an image that is to be pulled, or a model."""
 
-    image: str
+    name: str
 
 
 class StartReplicaRequest(HostMessage):
@@ -194,12 +194,6 @@ class ReplicaRequest(HostMessage):
     grace_s: float = 0.0
     lines: int = 50
     cursor: str | None = None
-
-
-class ModelRequest(HostMessage):
-    """Names the model that a request is about."""
-
-    model: str
 
 
 class RenderRequest(HostMessage):

@@ -27,12 +27,11 @@ from contract.hosts import (
     HostUnreadGpu,
     LogReply,
     MemoryReply,
-    ModelRequest,
+    NameRequest,
     NamesReply,
     ObserveRequest,
     PreflightReply,
     PreflightRequest,
-    PullRequest,
     RenderReply,
     RenderRequest,
     ReplicaRequest,
@@ -134,12 +133,12 @@ class HostService:
         self._methods: Mapping[str, _Method] = {
             "observe": _Method(ObserveRequest, self._observe),
             "check_preflight": _Method(PreflightRequest, self._check_preflight),
-            "pull_image": _Method(PullRequest, self._pull_image),
+            "pull_image": _Method(NameRequest, self._pull_image),
             "start_replica": _Method(StartReplicaRequest, self._start_replica),
             "stop_replica": _Method(ReplicaRequest, self._stop_replica),
             "remove_replica": _Method(ReplicaRequest, self._remove_replica),
             "read_log_tail": _Method(ReplicaRequest, self._read_log_tail),
-            "list_ended_logs": _Method(ModelRequest, self._list_ended_logs),
+            "list_ended_logs": _Method(NameRequest, self._list_ended_logs),
             "read_log_after": _Method(ReplicaRequest, self._read_log_after),
             "render_replica": _Method(RenderRequest, self._render_replica),
             "read_host_mib": _Method(ReplicaRequest, self._read_host_mib),
@@ -220,8 +219,8 @@ class HostService:
             return PreflightReply(ok=False, error=str(error))
         return to_message(PreflightReply, await self.runtime.check_preflight(request.model, definition, request.image))
 
-    async def _pull_image(self, request: PullRequest) -> HostMessage:
-        await self.runtime.pull_image(request.image)
+    async def _pull_image(self, request: NameRequest) -> HostMessage:
+        await self.runtime.pull_image(request.name)
         return HostMessage()
 
     async def _start_replica(self, request: StartReplicaRequest) -> HostMessage:
@@ -262,8 +261,8 @@ class HostService:
     async def _read_log_tail(self, request: ReplicaRequest) -> TextReply:
         return TextReply(text=await self.runtime.read_log_tail(request.name, request.lines))
 
-    async def _list_ended_logs(self, request: ModelRequest) -> NamesReply:
-        return NamesReply(names=tuple(await self.runtime.list_ended_logs(request.model)))
+    async def _list_ended_logs(self, request: NameRequest) -> NamesReply:
+        return NamesReply(names=tuple(await self.runtime.list_ended_logs(request.name)))
 
     async def _read_log_after(self, request: ReplicaRequest) -> LogReply:
         part = await self.runtime.read_log_after(request.name, request.cursor, request.lines)

@@ -26,12 +26,11 @@ from contract.hosts import (
     HostReply,
     LogReply,
     MemoryReply,
-    ModelRequest,
+    NameRequest,
     NamesReply,
     ObserveRequest,
     PreflightReply,
     PreflightRequest,
-    PullRequest,
     RenderReply,
     RenderRequest,
     ReplicaRequest,
@@ -479,7 +478,7 @@ class ClusterRuntime:
         RuntimeUnavailableError if none answers."""
         await self._open()
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
-        message = ModelRequest(model=model)
+        message = NameRequest(name=model)
         answers = await _gather(self._ask(host, "list_ended_logs", message, NamesReply) for host in hosts)
         lists = [each.names for each in answers if not isinstance(each, Exception)]
         for each in answers if not lists else ():
@@ -535,7 +534,7 @@ class ClusterRuntime:
     async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image on `host`."""
         await self._open()
-        await self._ask(self._choose_host(host), "pull_image", PullRequest(image=image), HostMessage, PULL_S)
+        await self._ask(self._choose_host(host), "pull_image", NameRequest(name=image), HostMessage, PULL_S)
 
     async def start_replica(self, request: StartRequest) -> None:
         """Start a replica on the host that the request names."""

@@ -354,7 +354,8 @@ async def test_a_clock_that_is_set_back_hides_no_silence() -> None:
 
 
 async def test_of_two_stops_the_shorter_one_counts() -> None:
-    graces, begun = [], asyncio.Event()
+    graces: list[float] = []
+    begun = asyncio.Event()
 
     class SlowEnds(FakeRuntime):
         async def stop_replica(self, name: str, grace_s: float) -> None:
