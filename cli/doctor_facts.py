@@ -324,15 +324,15 @@ def _read_ports(settings: ControllerSettings, environ: Mapping[str, str]) -> Por
     problem: str | None = None
     if settings.port:
         try:
-            for listener in listen_at(settings.hosts, settings.port):
+            for listener in listen_at(settings.gateway_hosts, settings.port):
                 listener.close()
         except CommandError as error:
             problem = None if asyncio.run(_is_roundhouse(own_gateway_url(settings))) else str(error)
     return PortFacts(
-        settings.hosts,
+        settings.gateway_hosts,
         settings.port,
         problem,
-        is_exposed=not all(map(is_loopback, settings.hosts)),
+        is_exposed=not all(map(is_loopback, settings.gateway_hosts)),
         is_open=environ.get(f"{PREFIX}OPEN", "").lower() in TRUE_WORDS,
     )
 

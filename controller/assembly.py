@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import aiohttp
-import psutil
 from prometheus_client import CollectorRegistry
 
 from contract.admin import CommandLines, Drift, DryRun, ProposedFiles
@@ -43,10 +42,12 @@ from controller.reports.dry_run import DryRunner
 from controller.reports.metrics import MemorySource, RoundCounts, create_registry
 from controller.reports.views import list_command_lines, plan_view, status_view
 from controller.round_events import Trouble
-from controller.runtimes.base import Runtime, SeenReplica, replica_token
+from controller.runtimes import end_replicas, read_memory_limit
+from controller.runtimes.base import Runtime, replica_token
+from controller.runtimes.cluster.runtime import ClusterRuntime
 from controller.runtimes.logs import EndedLogs
 from controller.settings import ControllerSettings, DownloadPermission, decide_downloads
-from controller.state import AttemptNumbers, DesiredModel, Phase
+from controller.state import AttemptNumbers, DesiredModel
 from controller.state_dir import StateDir
 
 log = logging.getLogger(__name__)
@@ -175,7 +176,10 @@ class Controller:
         self._memory_figures = MemorySource(predictions.known_estimates, memory_history.observed_requirements)
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
-        machine_mib = psutil.virtual_memory().total // 2**20
+        host_mib, is_host_limited = read_memory_limit(settings)
+        cluster = runtime if isinstance(runtime, ClusterRuntime) else None
+        if cluster is not None:
+            cluster.list_model_paths = self._list_model_paths
         sources = RoundSources(
             desired=self._files,
             runtime=runtime,
@@ -186,8 +190,10 @@ class Controller:
             ready_before=self._files.stored_state.ready_since,
             redact=self._redactor.redact_text,
             progress=self._progress,
-            host_mib=settings.engines_memory_mib or machine_mib,
-            is_host_limited=settings.engines_memory_mib is not None and settings.engines_memory_mib < machine_mib,
+            read_hosts=cluster.read_hosts if cluster is not None else None,
+            host_lost_s=settings.host_lost_s,
+            host_mib=host_mib,
+            is_host_limited=is_host_limited,
             requirements=self._requirements,
             get_gpu_use=self._memory_sampler.get_gpu_use,
             get_longest_tokens=predictions.longest_tokens,
@@ -301,17 +307,17 @@ class Controller:
         await self._end_event.wait()
 
     async def _end_engines(self) -> None:
-        """Stop and remove every replica of this instance. Waits for running operations first."""
+        """Stop and remove every replica of this instance, except on hosts that do not answer. Waits for running
+        operations first."""
         await self._executor.wait_until_idle()
-        while replicas := await self._runtime.list_replicas():
-            log.info("stopping %d engines", len(replicas))
-            await asyncio.gather(*(self._end_engine(replica) for replica in replicas))
+        await end_replicas(self._runtime, self._engines_grace_s)
 
-    async def _end_engine(self, replica: SeenReplica) -> None:
-        if replica.phase is Phase.RUNNING:
-            await self._runtime.stop_replica(replica.name, self._engines_grace_s)
-        else:
-            await self._runtime.remove_replica(replica.name)
+    def _list_model_paths(self) -> dict[str, tuple[str, ...]]:
+        """Return the model paths of each declared model that engines here serve, by its name."""
+        last_round = self._reconciler.round
+        state = self._files.desired_state() if last_round is None else last_round.desired
+        models = [each for each in state.models.values() if each.runs] if state is not None else []
+        return {each.name: REPLICA_ENGINES[each.backend].list_artifacts(each.definition) for each in models}
 
     async def _look_for_drift(self) -> None:
         """Check drift every `DRIFT_EVERY_S`, so that each difference is known with the time since which it lasts."""
@@ -385,7 +391,7 @@ class Controller:
         return decide_downloads(
             self._settings.downloads,
             has_keys=state is not None and bool(state.declared_keys),
-            hosts=self._settings.hosts,
+            hosts=self._settings.gateway_hosts,
         )
 
     async def _look_for_source(self, source: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,29 @@ _Fields: TypeAlias = Annotated[
 ]
 
 
+_HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+def _read_hosts(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the hosts in a comma-separated list such as `local:a,local:b`. Raises ValueError."""
+    entries = [each for each in map(str.strip, value.split(",") if isinstance(value, str) else value) if each]
+    for each in entries:
+        if not each.startswith("local:") or _HOST_NAME.fullmatch(each.removeprefix("local:")) is None:
+            raise ValueError(f"`{each}` is no `local:NAME`, with a name of lower case letters, digits, dots and dashes")
+    if len(set(entries)) < len(entries):
+        raise ValueError("names a host twice")
+    return tuple(each.removeprefix("local:") for each in entries)
+
+
+_Hosts: TypeAlias = Annotated[
+    tuple[str, ...],
+    NoDecode,
+    PlainValidator(_read_hosts),
+    PlainSerializer(lambda names: ",".join(f"local:{name}" for name in names)),
+    WithJsonSchema({"type": "string"}),
+]
+
+
 class ControllerSettings(ProgramSettings):
     """All settings of the controller and of the command line, immutable. A setting's environment variable is
     `ROUNDHOUSE_` with its name in upper case; an empty one counts as not set. Make it with `load_settings`."""
@@ -139,6 +163,19 @@ class ControllerSettings(ProgramSettings):
         "auto",
         description="Where engines run: `process`, `docker`, or `auto`: docker if a Docker Engine answers, else "
         "process.",
+    )
+    hosts: _Hosts = Field(
+        "",
+        validate_default=True,
+        description="Hosts that engines run on, comma-separated. For tests: `local:a,local:b` are two hosts in the "
+        "controller's own process, whose engines are processes of this machine; default: this machine alone.",
+    )
+    host_lost_s: float = Field(
+        15,
+        gt=0,
+        le=86400,
+        description="Seconds without a word from a host after which it counts as lost, and others take over its "
+        "models. Only with several hosts.",
     )
     retrieval: ServesRetrieval = True
     downloads: Literal["on", "off"] | None = Field(
@@ -311,14 +348,14 @@ class ControllerSettings(ProgramSettings):
         return self.transfers_url or f"unix:{self.state / TRANSFERS_SOCKET}"
 
     @property
-    def hosts(self) -> tuple[str, ...]:
+    def gateway_hosts(self) -> tuple[str, ...]:
         """Addresses and names that the gateway listens on, at least one."""
         return split_hosts(self.host)
 
     def gateway_url(self, *, is_tls: bool) -> str:
         """Return the URL of the gateway that `roundhouse up` starts, for clients on this machine. Its port is 0 where
         the setting is 0, though the gateway then takes a free one."""
-        return url_of(pick_local_host(self.hosts), self.port, is_tls=is_tls)
+        return url_of(pick_local_host(self.gateway_hosts), self.port, is_tls=is_tls)
 
     @property
     def images(self) -> dict[str, str]:

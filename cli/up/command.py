@@ -71,7 +71,7 @@ def up(
 
     lock = lock_and_check(settings.state)
     try:
-        listeners = listen_at(settings.hosts, settings.port)
+        listeners = listen_at(settings.gateway_hosts, settings.port)
         settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})
         announcer = Announcer(as_json)
         settings = drop_programs_without_packages(settings, announcer)

@@ -41,10 +41,9 @@ from common.listening import split_listen_address
 from common.settings import KNOWN_VARIABLES, RETRIEVAL_VARIABLES, TRANSFERS_VARIABLES
 from contract.status import ControllerStatus, ModelState
 from contract.tools import REPLICA_PREFIX
-from controller.runtimes import open_runtime
-from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
+from controller.runtimes import end_replicas, open_runtime
+from controller.runtimes.base import RuntimeUnavailableError
 from controller.settings import ControllerSettings
-from controller.state import Phase
 from controller.state_dir import StateDir, StateError, StateLockedError
 
 FIRST_POLL_S: Final = 0.2
@@ -538,7 +537,7 @@ async def stop_orphans(settings: ControllerSettings, *, grace_s: float, lock_wai
     store = await _wait_for_state_dir(settings.state, settings.instance, lock_wait_s)
     try:
         # Engines of one runtime are still there when `auto` now chooses the other.
-        kinds = ("process", "docker") if settings.runtime == "auto" else (settings.runtime,)
+        kinds = ("process", "docker") if settings.runtime == "auto" and not settings.hosts else (settings.runtime,)
         return [name for kind in kinds for name in await _stop_all(settings, store.instance, kind, grace_s)]
     finally:
         store.close()
@@ -566,19 +565,8 @@ async def _stop_all(settings: ControllerSettings, instance: str, kind: str, grac
             return []
         raise CommandError(f"the {kind} runtime cannot be asked what runs: {error}") from None
     try:
-        stopped_names: list[str] = []
-        while replicas := await runtime.list_replicas():
-            await asyncio.gather(*(_stop_replica(runtime, replica, grace_s) for replica in replicas))
-            stopped_names += (replica.name for replica in replicas)
-        return sorted(set(stopped_names))
+        return await end_replicas(runtime, grace_s)
     except RuntimeUnavailableError as error:
         raise CommandError(f"the {kind} runtime does not answer: {error}") from None
     finally:
         await runtime.close()
-
-
-async def _stop_replica(runtime: Runtime, replica: SeenReplica, grace_s: float) -> None:
-    if replica.phase is Phase.RUNNING:
-        await runtime.stop_replica(replica.name, grace_s)
-    else:
-        await runtime.remove_replica(replica.name)

@@ -542,7 +542,7 @@ class ServiceRun(SupervisedRun):
         )
         await self._end_earlier_programs()
         try:
-            listeners = listen_at(self._settings.hosts, self._settings.port, self._passed)
+            listeners = listen_at(self._settings.gateway_hosts, self._settings.port, self._passed)
         except CommandError as error:
             raise CommandError(str(error), ExitCode.ADDRESS_TAKEN) from None  # a name, too, may be known soon
         keep_listeners(listeners)

@@ -116,4 +116,5 @@ def _to_seen_replica(replica: ObservedReplica) -> SeenReplica:
         exit=replica.exit,
         image_id=replica.image_id,
         argv=replica.argv,
+        host=replica.host,
     )

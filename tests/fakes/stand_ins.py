@@ -136,7 +136,7 @@ def up() -> int:
     specs = stand_in_specs(settings)
     try:
         lock = lock_and_check(settings.state)
-        listeners = listen_at(settings.hosts, settings.port)
+        listeners = listen_at(settings.gateway_hosts, settings.port)
     except CommandError as error:
         print_error(str(error))
         return error.code

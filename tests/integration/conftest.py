@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from tests.support.docker_engine import DockerEngines, shared_network
-from tests.support.process_engines import ProcessEngines
+from tests.support.process_engines import HostEngines, ProcessEngines
 from tests.support.runtime_contract import ContractEngines
 
 
@@ -57,12 +57,14 @@ async def containers_alone(tmp_path: Path, engines_network: str) -> AsyncIterato
     await made.close()
 
 
-@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(params=["process", "host", pytest.param("docker", marks=pytest.mark.docker)])
 async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ContractEngines]:
     """Each kind of place that the contract of runtimes holds for."""
     made: ContractEngines
     if request.param == "process":
         made = ProcessEngines(tmp_path)
+    elif request.param == "host":
+        made = HostEngines(tmp_path)
     else:
         made = DockerEngines(tmp_path, request.getfixturevalue("engines_network"))
     yield made

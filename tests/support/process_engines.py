@@ -22,6 +22,9 @@ from controller.engines import get_engine
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
+from controller.runtimes.cluster.host_service import HostService
+from controller.runtimes.cluster.local_carrier import LocalCarrier
+from controller.runtimes.cluster.runtime import ClusterRuntime
 from controller.runtimes.process.groups import PROC, START_ENV, Process, list_stats, read_stat
 from controller.runtimes.process.launch import INSTANCE_ENV, REPLICA_ENV, ReplicaRecord
 from controller.runtimes.process.runtime import ProcessRuntime
@@ -278,6 +281,16 @@ class ProcessEngines:
                 os.kill(pid, signal.SIGKILL)
                 if stat is not None and stat.parent == os.getpid():
                     os.waitpid(pid, 0)
+
+
+class HostEngines(ProcessEngines):
+    """The same engines, seen over a carrier: their runtime is that of an only host without a name."""
+
+    def runtime(self, **settings: Any) -> ClusterRuntime:  # type: ignore[override] # neither is the other
+        return ClusterRuntime(LocalCarrier({"": HostService(super().runtime(**settings))}), kind="process")
+
+    def other_instance(self) -> HostEngines:
+        return HostEngines(self.root, OTHER_INSTANCE)
 
 
 def _processes() -> Iterator[tuple[int, bytes, Path]]:

@@ -77,6 +77,12 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
             "env,imgae",
             "ROUNDHOUSE_TRUSTED_DECLARATIONS: there is no field `imgae`; did you mean `image`?",
         ),
+        ("HOSTS", "local:a,local:a", "ROUNDHOUSE_HOSTS: names a host twice"),
+        (
+            "HOSTS",
+            "local:a,b",
+            "ROUNDHOUSE_HOSTS: `b` is no `local:NAME`, with a name of lower case letters, digits, dots and dashes",
+        ),
         ("TRUSTED_DECLARATIONS", "mcp_command", "ROUNDHOUSE_TRUSTED_DECLARATIONS: there is no field `mcp_command`"),
     ],
 )
@@ -91,10 +97,16 @@ def test_a_wrong_value_is_one_line_that_names_the_variable(
 
 def test_of_several_hosts_the_gateway_is_asked_at_one_that_this_machine_reaches() -> None:
     settings = load_settings(host="gateway.egress, 127.0.0.1", port=81)
-    assert settings.hosts == ("gateway.egress", "127.0.0.1")
+    assert settings.gateway_hosts == ("gateway.egress", "127.0.0.1")
     assert settings.gateway_url(is_tls=False) == "http://127.0.0.1:81"
     assert load_settings(host="0.0.0.0").gateway_url(is_tls=False) == "http://127.0.0.1:8080"
     assert load_settings(host="::").gateway_url(is_tls=True) == "https://[::1]:8080"
+
+
+def test_hosts_are_named_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().hosts == ()
+    monkeypatch.setenv("ROUNDHOUSE_HOSTS", "local:a, local:b.c-1")
+    assert load_settings().hosts == ("a", "b.c-1")
 
 
 def test_every_wrong_value_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,237 @@
+"""Messages between the controller and its hosts: what a host is asked to do, and what it answers.
+
+They travel as JSON, and unknown fields are ignored, so that a host may be one version behind or ahead. Times are Unix
+seconds by the clock of the host, memory is in MiB. Main memory has the key `host` in claims, whatever the host's name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from contract.status import Wire
+
+HOSTS_VERSION: Final = 1
+"""Version of these messages. Increase it when an older reader would misread the new format."""
+
+
+class HostMessage(Wire):
+    """Base of requests to a host, and of its answers. Without fields of its own: nothing is to be said."""
+
+    schema_version: int = HOSTS_VERSION
+
+
+class HostError(Wire):
+    """Why a host did not do what it was asked to. `start`: a start or pull failed. `unavailable`: its runtime does not
+    answer, or could not. `refused`: it has no such method, or cannot read the request. `value`: a wrong name.
+    `internal`: a fault of the host's program."""
+
+    kind: Literal["start", "unavailable", "refused", "value", "internal"]
+    message: str
+    permanent: bool = False
+    plain: str | None = None
+
+
+class HostReply(HostMessage):
+    """A host's answer to any request. `result`: the fields of the method's own answer. `error` None: it was done."""
+
+    error: HostError | None = None
+    result: dict[str, Any] = {}
+
+
+class HostDefinition(Wire):
+    """A definition: the name of its backend, and the fields that differ from their defaults."""
+
+    backend: str
+    fields: dict[str, Any]
+
+
+class HostReplicaId(Wire):
+    """As `ReplicaId`."""
+
+    model: str
+    index: int
+    spec_hash: str
+    attempt: int
+
+
+class HostExit(Wire):
+    """As `Exit`."""
+
+    code: int | None = None
+    oom: bool = False
+    log_tail: str = ""
+
+
+class HostReplica(Wire):
+    """One replica on the host, as `SeenReplica`."""
+
+    id: HostReplicaId
+    name: str
+    phase: str
+    created_at: float
+    started_at: float | None = None
+    base_url: str | None = None
+    claims: dict[str, int] = {}
+    exit: HostExit | None = None
+    image_id: str | None = None
+    argv: tuple[str, ...] = ()
+
+
+class HostReplicas(HostMessage):
+    """What was seen on each host last, by its name: kept in a file, for the next controller."""
+
+    hosts: dict[str, tuple[HostReplica, ...]] = {}
+
+
+class HostGpuProcess(Wire):
+    """As `GpuProcess`."""
+
+    pid: int
+    mib: int | None = None
+    name: str | None = None
+    replica: str | None = None
+
+
+class HostGpu(Wire):
+    """As `Gpu`."""
+
+    uuid: str
+    index: int
+    name: str
+    total_mib: int
+    used_mib: int = 0
+    utilization_percent: int | None = None
+    processes: tuple[HostGpuProcess, ...] | None = None
+    mig: int | None = None
+    is_unified: bool = False
+
+
+class HostUnreadGpu(Wire):
+    """As `UnreadGpu`."""
+
+    index: int
+    reason: str
+    uuid: str | None = None
+    pci_address: str | None = None
+    mig: int | None = None
+
+
+class HostGpuDriver(Wire):
+    """As `GpuDriver`."""
+
+    version: str | None = None
+    cuda_version: str | None = None
+    brands: tuple[str, ...] = ()
+
+
+class ObserveRequest(HostMessage):
+    """Asks for all that a round needs to know of a host."""
+
+    model_paths: tuple[str, ...] = ()
+    """Model paths of which it is to say whether they are missing."""
+
+
+class HostObservation(HostMessage):
+    """What runs on a host, and what it has, as in `Host`."""
+
+    runtime: str
+    versions: dict[str, str] = {}
+    replicas: tuple[HostReplica, ...] | None = None
+    """None: its runtime does not answer, so that it is not known."""
+    error: str | None = None
+    """Why `replicas` is None."""
+    gpus: tuple[HostGpu, ...] | None = None
+    gpu_error: str | None = None
+    unread_gpus: tuple[HostUnreadGpu, ...] = ()
+    unified_gpus: tuple[str, ...] = ()
+    driver: HostGpuDriver | None = None
+    memory_mib: int | None = None
+    is_memory_limited: bool = False
+    models_free_mib: int | None = None
+    missing_paths: tuple[str, ...] = ()
+
+
+class PreflightRequest(HostMessage):
+    """As the arguments of `Runtime.check_preflight`."""
+
+    model: str
+    definition: HostDefinition
+    image: str | None = None
+
+
+class PreflightReply(HostMessage):
+    """As `PreflightResult`, without its time."""
+
+    ok: bool
+    error: str | None = None
+    missing_image: str | None = None
+    plain: str | None = None
+
+
+class NameRequest(HostMessage):
+    """Names what a request is about: an image that is to be pulled, or a model."""
+
+    name: str
+
+
+class StartReplicaRequest(HostMessage):
+    """As `StartRequest`."""
+
+    id: HostReplicaId
+    name: str
+    definition: HostDefinition
+    served_name: str
+    image: str | None = None
+    token: str
+    claims: dict[str, int] = {}
+
+
+class ReplicaRequest(HostMessage):
+    """Names the replica that a request is about. `grace_s`: of a stop, from SIGTERM to SIGKILL. `lines` and `cursor`:
+    of a log."""
+
+    name: str
+    grace_s: float = 0.0
+    lines: int = 50
+    cursor: str | None = None
+
+
+class RenderRequest(HostMessage):
+    """As the arguments of `Runtime.render_replica`."""
+
+    replica: HostReplica
+    definition: HostDefinition
+    image: str | None = None
+
+
+class RenderReply(HostMessage):
+    """As `Rendered`. `argv` None: not known."""
+
+    argv: tuple[str, ...] | None = None
+    image_id: str | None = None
+
+
+class TextReply(HostMessage):
+    """The last lines of a log."""
+
+    text: str = ""
+
+
+class NamesReply(HostMessage):
+    """Names of replicas whose logs are kept, newest first."""
+
+    names: tuple[str, ...] = ()
+
+
+class LogReply(HostMessage):
+    """As `LogPart`. `cursor` None: no log of that name is known."""
+
+    lines: tuple[str, ...] = ()
+    cursor: str | None = None
+    running: bool = False
+
+
+class MemoryReply(HostMessage):
+    """Main memory that a replica holds, in MiB. None: not known, or it does not run."""
+
+    mib: int | None = None

@@ -1,0 +1,138 @@
+"""Two hosts in one controller, with real engines and a real gateway: a host that is lost loses its models to the other,
+and what serves when it comes back stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+
+from contract.routing import Endpoint
+from controller.assembly import Controller
+from controller.planning.actions import Start
+from controller.planning.plan import plan
+from controller.runtimes import open_runtime
+from controller.runtimes.cluster.local_carrier import HERE, SILENT
+from controller.settings import ControllerSettings, load_settings
+from controller.state import ObservedReplica, PreflightKey, PreflightResult
+from controller.state_dir import StateDir
+from gateway.settings import GatewaySettings
+from tests.fakes.gateway_harness import server_running
+from tests.support.controller_app import serve_controller
+from tests.support.wait import until
+
+LOST_S, SILENT_S = 3.0, 3.0
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def _declare(folder: Path) -> ControllerSettings:
+    for name in ("desired", "gateway", "models"):
+        (folder / name).mkdir(parents=True)
+    fields = {"backend": "stub", "replicas": 3, "memory_mib": 100, "drain_timeout_s": 5}
+    (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"m": fields}}))
+    return load_settings(
+        desired=folder / "desired",
+        state=folder / "state",
+        models=folder / "models",
+        hosts="local:a,local:b",
+        host_lost_s=LOST_S,
+        probe_interval_s=0.2,
+    )
+
+
+class Site:
+    """A controller that begins paused, its gateway, and what a client saw that asks all the time."""
+
+    def __init__(self, controller: Controller, settings: ControllerSettings, url: str) -> None:
+        self.controller, self.settings, self.url = controller, settings, url
+        self.answers: Counter[int] = Counter()
+
+    def turn(self, host: str, switch: str) -> None:
+        (self.settings.state / "hosts" / host / "switch").write_text(switch)
+
+    def replicas(self) -> list[ObservedReplica]:
+        return list(self.controller.admin_service.read_current_state().observed.replicas)
+
+    def routed(self) -> set[str]:
+        table = self.controller.hub.table
+        endpoints: tuple[Endpoint, ...] = table.models[0].endpoints if table is not None and table.models else ()
+        return {each.replica for each in endpoints}
+
+    def served_by(self) -> Counter[str]:
+        """Replicas that get requests, by host."""
+        routed = self.routed()
+        return Counter(each.host for each in self.replicas() if each.name in routed)
+
+    def planned(self) -> Counter[str]:
+        """Where the next plan starts the model's replicas, if nothing stands in the way."""
+        now, current = time.time(), self.controller.admin_service.read_current_state()
+        model = current.desired.models["m"]
+        passed = {PreflightKey("m", model.spec_hash, host): PreflightResult(True, now) for host in "ab"}
+        actions = plan(current.desired, replace(current.observed, preflights=passed), now).actions
+        return Counter(each.host for each in actions if isinstance(each, Start))
+
+    async def ask(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            async with session.post(f"{self.url}/v1/chat/completions", json=QUESTION) as answer:
+                await answer.read()
+                self.answers[answer.status] += 1
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def _site(folder: Path) -> AsyncIterator[Site]:
+    settings = _declare(folder)
+    async with contextlib.AsyncExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(StateDir.open_folder(settings.state, "i")))
+        runtime = await open_runtime(settings, "i")
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        controller = Controller(settings, store, runtime, client)
+        controller.set_paused(True, actor="the test")
+        await stack.enter_async_context(controller)
+        stack.callback(controller.shut_down, stop_engines=True, engines_grace_s=5)
+        control = await stack.enter_async_context(serve_controller(controller))
+        told = GatewaySettings(controller_url=control, retrieval=False, state=folder / "gateway")
+        url, _ = await stack.enter_async_context(server_running(told))
+        await until("the first observation", lambda: controller.get_plan() is not None)
+        site = Site(controller, settings, url)
+        for host in "ab":
+            stack.callback(site.turn, host, HERE)
+        yield site
+
+
+async def test_a_lost_host_loses_its_models_to_the_other_and_what_serves_when_it_is_back_stays(tmp_path: Path) -> None:
+    async with _site(tmp_path) as site, aiohttp.ClientSession() as session:
+        planned = site.planned()
+        assert sorted(planned.values()) == [1, 2]
+        site.controller.set_paused(False, actor="the test")
+        await until("all serve", lambda: len(site.routed()) == 3)
+        assert site.served_by() == planned
+        asking = asyncio.create_task(site.ask(session))
+        before = {each.name: each.host for each in site.replicas()}
+        addresses = {each.host: (each.base_url or "").rpartition(":")[0] for each in site.replicas()}
+        assert addresses == {"a": "http://127.0.0.2", "b": "http://127.0.0.3"}
+
+        site.turn("b", SILENT)
+        began_at = time.monotonic()
+        await until("b gets no requests", lambda: set(site.served_by()) == {"a"})
+        assert time.monotonic() - began_at < SILENT_S
+        assert len(site.routed()) == planned["a"], "nothing was started yet: what runs on b is not known"
+        await until("a serves all", lambda: site.served_by() == {"a": 3}, deadline_s=LOST_S + 10)
+        assert {name for name, host in before.items() if host == "b"} <= {each.name for each in site.replicas()}
+
+        serving = site.routed()
+        site.turn("b", HERE)
+        await until("only the declared replicas are left", lambda: len(site.replicas()) == 3)
+        assert {each.name for each in site.replicas()} == site.routed() == serving
+        assert not asking.done()
+        asking.cancel()
+        assert site.answers.keys() == {200}
+        assert not any((site.settings.state / "hosts" / "b" / "replicas").iterdir())

@@ -1,0 +1,413 @@
+"""Several hosts as one runtime, over hosts in this process whose runtimes are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from contract.hosts import HostReplicaId, HostReply, StartReplicaRequest
+from controller.artifacts.model_roots import ModelRoots
+from controller.engines import ENGINES
+from controller.engines.llama_server import LlamaServerDefinition
+from controller.engines.stub import StubDefinition
+from controller.hosts import Gpu, GpuDriver, Host, HostState, UnreadGpu
+from controller.runtimes import end_replicas
+from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.cluster.carrier import HostRefusedError, HostSilentError
+from controller.runtimes.cluster.host_service import HostService, pack_definition, unpack_definition
+from controller.runtimes.cluster.local_carrier import GONE, HERE, SILENT, LocalCarrier
+from controller.runtimes.cluster.runtime import ClusterRuntime
+from controller.state import Phase, ReplicaId
+from tests.fakes.fake_runtime import FakeRuntime
+from tests.support.goldens.definitions import DEFINITIONS
+from tests.support.wait import until
+
+BEAT_S = 0.04
+
+
+class Cluster:
+    """Two hosts, `a` and `b`."""
+
+    def __init__(self, models: ModelRoots | None = None) -> None:
+        self.fakes = {name: FakeRuntime(time.time) for name in "ab"}
+        services = {name: HostService(fake, models=models, memory_mib=1000) for name, fake in self.fakes.items()}
+        self.carrier = LocalCarrier(services, heartbeat_s=BEAT_S)
+        self.runtime = ClusterRuntime(self.carrier, kind="fake")
+
+    async def host(self, name: str) -> Host:
+        await self.runtime.list_replicas()
+        return next(each for each in await self.runtime.read_hosts() if each.name == name)
+
+    async def silence(self, name: str, switch: str = SILENT) -> None:
+        """Returns when the host counts as silent."""
+        self.carrier.set_switch(name, switch)
+
+        async def is_silent() -> bool:
+            return (await self.host(name)).state is HostState.SILENT
+
+        await until(f"{name} is silent", is_silent)
+
+
+@contextlib.asynccontextmanager
+async def closing(runtime: ClusterRuntime) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await runtime.close()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.runtime.OVERDUE_WAIT_S", 0.03)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    made = Cluster()
+    async with closing(made.runtime):
+        yield made
+
+
+def request(host: str, index: int = 0, **claims: int) -> StartRequest:
+    replica = ReplicaId("m", index, "0" * 8, 1)
+    claimed = {key.replace("_", ":"): mib for key, mib in claims.items()}
+    return StartRequest(
+        replica, f"rh-i-m-{index}-00000000-1", StubDefinition(backend="stub"), "m", None, "token", claimed, host
+    )
+
+
+async def list_by_name(runtime: ClusterRuntime) -> dict[str, SeenReplica]:
+    return {each.name: each for each in await runtime.list_replicas()}
+
+
+async def test_a_replica_is_started_where_it_was_asked_for_and_ended_there(cluster: Cluster) -> None:
+    await cluster.runtime.start_replica(first := request("a", 0, host_a=100))
+    await cluster.runtime.start_replica(second := request("b", 1, host_b=200))
+    seen = await list_by_name(cluster.runtime)
+    assert {name: (each.host, each.claims, each.is_current) for name, each in seen.items()} == {
+        first.name: ("a", {"host:a": 100}, True),
+        second.name: ("b", {"host:b": 200}, True),
+    }
+    assert cluster.fakes["b"].replicas[second.name].claims == {"host": 200}, "a host does not know its name"
+    await cluster.runtime.stop_replica(second.name, 1.0)
+    assert cluster.fakes["b"].calls[-1] == f"stop {second.name}"
+    assert set(await list_by_name(cluster.runtime)) == {first.name}
+
+
+async def test_a_host_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "there.gguf").write_bytes(b"x")
+    cluster = Cluster(ModelRoots((tmp_path,)))
+    gpu, unread = Gpu("GPU-1", 0, "L4", 24_000, is_unified=True), UnreadGpu(1, "it fell off the bus")
+    cluster.fakes["b"].found_gpus, cluster.fakes["b"].unread_gpus = (gpu,), (unread,)
+    cluster.fakes["b"].gpu_driver = GpuDriver("570", "12.8", ("RTX",))
+    cluster.runtime.list_model_paths = lambda: {"m": ("there.gguf",), "n": ("gone.gguf",), "o": ()}
+    async with closing(cluster.runtime):
+        host = await cluster.host("b")
+        assert host.state is HostState.READY
+        assert (host.gpus, host.unread_gpus) == ((replace(gpu, host="b"),), (replace(unread, host="b"),))
+        assert (host.unified_gpus, host.driver) == (frozenset({"GPU-1"}), GpuDriver("570", "12.8", ("RTX",)))
+        assert (host.memory_mib, host.missing_models, host.runtime) == (1000, frozenset({"n"}), "fake")
+        assert (host.models_free_mib or 0) > 0
+        assert await cluster.runtime.read_gpus() == (replace(gpu, host="b"),)
+
+
+@pytest.mark.parametrize("switch", [SILENT, GONE])
+async def test_what_runs_on_a_silent_host_is_unknown_and_not_gone(cluster: Cluster, switch: str) -> None:
+    await cluster.runtime.start_replica(request("a", 0))
+    await cluster.runtime.start_replica(away := request("b", 1))
+    await cluster.runtime.list_replicas()
+    cluster.carrier.set_switch("b", switch)
+    if switch == GONE:  # the other lets the first question hang
+        assert (await cluster.host("b")).state is HostState.READY, "heartbeats are not missing yet"
+    assert not (await list_by_name(cluster.runtime))[away.name].is_current
+    await cluster.silence("b", switch)
+    seen = await list_by_name(cluster.runtime)
+    assert [(each.host, each.is_current) for each in seen.values()] == [("a", True), ("b", False)]
+    with pytest.raises(HostSilentError, match="host b"):
+        await cluster.runtime.stop_replica(away.name, 1.0)
+    with pytest.raises(HostSilentError, match="host b"):
+        await cluster.runtime.start_replica(request("b", 2))
+    assert await cluster.runtime.list_ended_logs("m") == []
+    del cluster.fakes["b"].replicas[away.name]
+    changes = cluster.runtime.watch_events()
+    cluster.carrier.set_switch("b", HERE)
+    await asyncio.wait_for(anext(changes), 1)
+    assert (await cluster.host("b")).state is HostState.READY
+    assert [each.host for each in await cluster.runtime.list_replicas()] == ["a"]
+
+
+async def test_missing_heartbeats_wake_the_rounds_although_nobody_tells(cluster: Cluster) -> None:
+    await cluster.runtime.list_replicas()
+    changes = cluster.runtime.watch_events()
+    woken = asyncio.ensure_future(anext(changes))
+    await asyncio.sleep(BEAT_S)
+    cluster.carrier.set_switch("b", SILENT)
+    await asyncio.wait_for(woken, 1)
+    began_at = time.monotonic()
+    await asyncio.wait_for(anext(changes), 1)
+    assert time.monotonic() - began_at > BEAT_S / 2, "while it is silent, from time to time"
+
+
+async def test_a_slow_host_holds_a_round_for_a_second_and_its_word_counts_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.runtime.ROUND_WAIT_S", 0.1)
+    await cluster.runtime.list_replicas()
+    cluster.carrier.set_switch("b", "slow 0.3")
+    await cluster.runtime.start_replica(started := request("b"))
+    changes = cluster.runtime.watch_events()
+    began_at = time.monotonic()
+    seen = await list_by_name(cluster.runtime)
+    assert time.monotonic() - began_at < 0.25
+    assert (seen[started.name].phase, seen[started.name].is_current) == (Phase.RUNNING, False)
+    assert (await cluster.runtime.read_hosts())[1].state is HostState.READY, "its heartbeats arrive"
+    await asyncio.wait_for(anext(changes), 1)
+    cluster.carrier.set_switch("b", HERE)
+    assert (await list_by_name(cluster.runtime))[started.name].is_current
+
+
+async def test_a_word_that_was_asked_for_before_a_start_does_not_undo_it(cluster: Cluster) -> None:
+    await cluster.runtime.list_replicas()
+    cluster.carrier.set_switch("b", "slow 0.2")
+    looking = asyncio.ensure_future(cluster.runtime.list_replicas())
+    await asyncio.sleep(0.12)  # it has looked, and its answer is on the way
+    cluster.carrier.set_switch("b", HERE)
+    await cluster.runtime.start_replica(started := request("b"))
+    assert [each.name for each in await looking] == [started.name]
+
+
+async def test_no_host_was_ever_heard() -> None:
+    cluster = Cluster()
+    for name in "ab":
+        cluster.carrier.set_switch(name, GONE)
+    async with closing(cluster.runtime):
+        with pytest.raises(RuntimeUnavailableError, match="no host answers: host a cannot be reached; host b"):
+            await cluster.runtime.list_replicas()
+        cluster.carrier.set_switch("a", HERE)
+
+        async def is_heard() -> bool:
+            with contextlib.suppress(RuntimeUnavailableError):
+                return await cluster.runtime.list_replicas() == []
+            return False
+
+        await until("a is heard", is_heard)
+        assert [each.state for each in await cluster.runtime.read_hosts()] == [HostState.READY, HostState.SILENT]
+
+
+async def test_the_next_controller_knows_what_ran_on_a_host_that_is_silent_then(tmp_path: Path) -> None:
+    first, file = Cluster(), tmp_path / "replicas.json"
+    runtime = ClusterRuntime(first.carrier, kind="fake", file=file)
+    async with closing(runtime):
+        await runtime.start_replica(started := request("b", host_b=100))
+        await runtime.list_replicas()
+    later = LocalCarrier({name: HostService(fake) for name, fake in first.fakes.items()}, heartbeat_s=BEAT_S)
+    later.set_switch("b", SILENT)
+    began_at = time.time()
+    runtime = ClusterRuntime(later, kind="fake", file=file)
+    async with closing(runtime):
+        [seen] = await runtime.list_replicas()
+        assert (seen.name, seen.host, seen.claims, seen.is_current) == (started.name, "b", {"host:b": 100}, False)
+        host = (await runtime.read_hosts())[1]
+        assert host.state is HostState.SILENT
+        assert host.last_heard is not None
+        assert host.last_heard >= began_at, "it has the whole time to be heard"
+    file.write_text("{")
+    runtime = ClusterRuntime(later, kind="fake", file=file)
+    async with closing(runtime):
+        assert await runtime.list_replicas() == []
+
+
+async def test_a_host_of_another_kind_is_refused_with_the_reason(cluster: Cluster) -> None:
+    cluster.fakes["b"].kind = "docker"
+    host = await cluster.host("b")
+    assert (host.state, host.reason) == (
+        HostState.REFUSED,
+        "its runtime is docker, and that of this installation is fake",
+    )
+
+
+async def test_a_host_that_says_what_this_version_does_not_know_is_refused(cluster: Cluster) -> None:
+    await cluster.runtime.start_replica(request("b"))
+    seen = cluster.fakes["b"].replicas[request("b").name]
+    cluster.fakes["b"].replicas[seen.name] = replace(seen, phase=cast("Phase", "frozen"))
+    host = await cluster.host("b")
+    assert host.state is HostState.REFUSED
+    assert "what it says cannot be read: 1 validation error for SeenReplica phase" in (host.reason or "")
+    assert seen.name in await list_by_name(cluster.runtime), "what was seen last"
+
+
+async def test_a_host_whose_runtime_does_not_answer_is_silent_and_heartbeats_do_not_hide_it(cluster: Cluster) -> None:
+    await cluster.runtime.start_replica(started := request("b"))
+    await cluster.runtime.list_replicas()
+    cluster.fakes["b"].unavailable = "the daemon is down"
+    await cluster.silence("b", HERE)
+    host = await cluster.host("b")
+    assert host.reason == "its runtime does not answer: the daemon is down"
+    assert host.last_heard is not None
+    assert host.last_heard < time.time() - 2 * BEAT_S
+    assert not (await list_by_name(cluster.runtime))[started.name].is_current
+
+
+async def test_what_a_runtime_raises_there_is_raised_here(cluster: Cluster) -> None:
+    cluster.fakes["b"].start_error = StartError("no such file", permanent=True, plain="plain words")
+    with pytest.raises(StartError, match="no such file") as raised:
+        await cluster.runtime.start_replica(request("b"))
+    assert (raised.value.permanent, raised.value.plain) == (True, "plain words")
+    cluster.fakes["b"].start_error, cluster.fakes["b"].start_bug = None, KeyError("bug")
+    with pytest.raises(RuntimeUnavailableError, match=r"host b: start_replica failed: KeyError\('bug'\)"):
+        await cluster.runtime.start_replica(request("b"))
+    assert await cluster.runtime.list_replicas() == [], "a start that failed has left nothing"
+    cluster.fakes["b"].preflight_error = "missing"
+    result = await cluster.runtime.check_preflight("m", StubDefinition(backend="stub"), None, "b")
+    assert (result.ok, result.error) == (False, "missing")
+    with pytest.raises(HostRefusedError, match="there is no host c; the hosts are a, b"):
+        await cluster.runtime.check_preflight("m", StubDefinition(backend="stub"), None, "c")
+
+
+async def test_a_log_is_found_on_its_host_and_its_cursor_names_it(cluster: Cluster) -> None:
+    name = request("b").name
+    cluster.fakes["a"].logs["rh-i-m-0-00000000-7"] = ["a"]
+    cluster.fakes["b"].logs[name] = ["one", "two"]
+    assert await cluster.runtime.list_ended_logs("m") == ["rh-i-m-0-00000000-7", name], "highest attempts first"
+    part = await cluster.runtime.read_log_after(name, None, 1)
+    assert part is not None
+    assert (part.lines, part.cursor) == (("two",), "b|2")
+    cluster.fakes["b"].logs[name].append("three")
+    part = await cluster.runtime.read_log_after(name, "b|2")
+    assert part is not None
+    assert part.lines == ("three",)
+    part = await cluster.runtime.read_log_after(name, "no cursor of ours")
+    assert part is not None
+    assert part.lines == ("one", "two", "three")
+    assert await cluster.runtime.read_log_after("rh-i-x-0-00000000-1", None) is None
+
+
+async def test_only_a_silent_host_is_forgotten(cluster: Cluster) -> None:
+    await cluster.runtime.start_replica(request("b"))
+    with pytest.raises(HostRefusedError, match="host b answers: drain it"):
+        await cluster.runtime.expel_host("b")
+    with pytest.raises(HostRefusedError, match="there is no host c"):
+        await cluster.runtime.expel_host("c")
+    await cluster.silence("b")
+    await cluster.runtime.expel_host("b")
+    assert [each.name for each in await cluster.runtime.read_hosts()] == ["a"]
+    assert await cluster.runtime.list_replicas() == []
+    cluster.carrier.set_switch("b", HERE)
+    await cluster.carrier.admit("b")
+    assert (await cluster.host("b")).state is HostState.READY
+
+
+async def test_the_end_leaves_what_cannot_be_reached_and_names_the_host(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("controller.runtimes.UNREACHED_S", 0.1)
+    await cluster.runtime.start_replica(here := request("a", 0))
+    await cluster.runtime.start_replica(request("b", 1))
+    await cluster.silence("b")
+    with caplog.at_level(logging.WARNING):
+        assert await end_replicas(cluster.runtime, 1.0) == [here.name]
+    assert "engines go on running on hosts that cannot be reached: b" in caplog.text
+    assert len(cluster.fakes["b"].replicas) == 1
+
+
+async def test_the_end_names_a_host_that_was_never_heard(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    cluster.carrier.set_switch("b", GONE)
+    async with closing(cluster.runtime):
+        assert await end_replicas(cluster.runtime, 1.0) == []
+    assert "that cannot be reached: b" in caplog.text
+
+
+async def test_the_end_of_engines_waits_for_a_slow_host(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.runtime.ROUND_WAIT_S", 0.01)
+    monkeypatch.setattr("controller.runtimes.UNREACHED_S", 0.0)
+    await cluster.runtime.start_replica(late := request("b"))
+    cluster.carrier.set_switch("b", "slow 0.1")
+    assert await end_replicas(cluster.runtime, 1.0) == [late.name]
+    assert cluster.fakes["b"].replicas == {}
+
+
+async def test_a_clock_that_is_set_back_hides_no_silence() -> None:
+    offset_s = [0.0]
+    fake = FakeRuntime(time.time)
+    carrier = LocalCarrier({"a": HostService(fake)}, heartbeat_s=BEAT_S, clock=lambda: time.time() + offset_s[0])
+    runtime = ClusterRuntime(carrier, kind="fake", clock=lambda: time.time() + offset_s[0])
+    async with closing(runtime):
+        assert (await runtime.read_hosts())[0].state is HostState.READY
+        offset_s[0] = -3600.0
+        await asyncio.sleep(2 * BEAT_S)
+        carrier.set_switch("a", SILENT)
+
+        async def is_silent() -> bool:
+            await runtime.list_replicas()
+            return (await runtime.read_hosts())[0].state is HostState.SILENT
+
+        await until("it is silent", is_silent, deadline_s=2)
+
+
+async def test_of_two_stops_the_shorter_one_counts() -> None:
+    graces: list[float] = []
+    begun = asyncio.Event()
+
+    class SlowEnds(FakeRuntime):
+        async def stop_replica(self, name: str, grace_s: float) -> None:
+            graces.append(grace_s)
+            begun.set()
+            await asyncio.sleep(grace_s)
+
+    service = HostService(SlowEnds(time.time))
+    long_stop = asyncio.ensure_future(service.answer_request("stop_replica", b'{"name":"n","grace_s":600}'))
+    await begun.wait()
+    answers = [await service.answer_request("stop_replica", b'{"name":"n","grace_s":0}'), await long_stop]
+    errors = [HostReply.model_validate_json(each).error for each in answers]
+    assert graces == [600, 0]
+    assert errors[0] is None
+    assert errors[1] is not None
+    assert errors[1].kind == "unavailable"
+
+
+async def test_a_host_does_only_what_its_table_names() -> None:
+    service = HostService(FakeRuntime(time.time))
+    for method, payload in (("close", b"{}"), ("__init__", b"{}"), ("start_replica", b"[]"), ("observe", b"\xff")):
+        reply = HostReply.model_validate_json(await service.answer_request(method, payload))
+        assert reply.error is not None
+        assert reply.error.kind == "refused", method
+
+
+async def test_a_host_that_is_behind_reads_what_it_knows_and_refuses_the_rest() -> None:
+    fake = FakeRuntime(time.time)
+    service = HostService(fake)
+    start: dict[str, Any] = StartReplicaRequest(
+        id=HostReplicaId(model="m", index=0, spec_hash="0", attempt=1),
+        name="n",
+        definition=pack_definition(StubDefinition(backend="stub")),
+        served_name="m",
+        token="t",
+    ).model_dump()
+    newer = StartReplicaRequest.model_validate(start).model_dump_json()[:-1] + ',"later":1}'
+    reply = HostReply.model_validate_json(await service.answer_request("start_replica", newer.encode()))
+    assert reply.error is None
+    assert list(fake.replicas) == ["n"]
+    start["definition"]["fields"]["later"] = 1
+    unread = StartReplicaRequest.model_validate(start).model_dump_json().encode()
+    reply = HostReply.model_validate_json(await service.answer_request("start_replica", unread))
+    assert reply.error is not None
+    assert reply.error.kind == "start"
+    assert "later" in reply.error.message
+
+
+@pytest.mark.parametrize("backend", sorted(ENGINES))
+def test_a_definition_arrives_as_it_was_sent(backend: str) -> None:
+    for fields in DEFINITIONS[backend].values():
+        definition = ENGINES[backend].definition.model_validate({"backend": backend, **fields})
+        assert unpack_definition(pack_definition(definition)) == definition
+    sent = LlamaServerDefinition(model_path="m.gguf")
+    assert pack_definition(sent).model_dump() == {"backend": "llama_server", "fields": {"model_path": "m.gguf"}}
