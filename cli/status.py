@@ -169,6 +169,10 @@ def _show(snapshot: ControllerStatus) -> None:
         _print_models(snapshot.models)
     else:
         print_line("no models are declared" if snapshot.observed_at is not None else "nothing was observed yet")
+    if snapshot.hosts:
+        from cli.hosts import print_hosts
+
+        print_hosts(snapshot.hosts, is_cut_off=snapshot.is_cut_off)
     for gpu in snapshot.gpus or ():
         print_line(
             f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed"
@@ -315,6 +319,10 @@ def _show_gpus(memory: GpuMemoryAnswer) -> None:
         print_line(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
     for unread_gpu in memory.unread_gpus:
         print_line(unread_gpu_words(unread_gpu))
+    if memory.hosts:
+        from cli.hosts import print_hosts
+
+        print_hosts(memory.hosts, is_cut_off=memory.is_cut_off)
     if memory.models:
         columns = ("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM", "MEASURED")
         print_table(columns, [_memory_row(model) for model in memory.models])
@@ -337,8 +345,9 @@ def _process_row(gpu: GpuMemory, process: GpuProcessView) -> tuple[str, ...]:
 
 def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
     """Return the label of a GPU: its index; for a MIG instance, the GPU's index and the instance's number, joined by
-    `:`."""
-    return str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
+    `:`. On a host with a name, that comes first: `b/0`."""
+    label = str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
+    return f"{gpu.host}/{label}" if gpu.host else label
 
 
 def unread_gpu_words(gpu: UnreadGpuStatus) -> str:
