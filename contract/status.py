@@ -147,12 +147,12 @@ class GpuProcessView(Wire):
 class GpuStatus(Wire):
     """One GPU, or one MIG instance of a GPU. Memory is in MiB."""
 
-    uuid: str
-    index: int
-    name: str
-    total_mib: int
-    used_mib: int
-    claimed_mib: int = 0
+    uuid: str = Field(description="UUID of the GPU.")
+    index: int = Field(description="Number of the GPU in PCI order. A MIG instance has the number of its GPU.")
+    name: str = Field(description="Product name, as the driver reports it.")
+    total_mib: int = Field(description="Total memory.")
+    used_mib: int = Field(description="Memory in use by all programs.")
+    claimed_mib: int = Field(default=0, description="Memory reserved for replicas.")
     utilization_percent: int | None = Field(
         default=None,
         description="Percentage of the driver's last sample period in which the GPU was busy; null: not reported.",
