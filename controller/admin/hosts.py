@@ -97,7 +97,7 @@ class HostService:
             if not hosts:
                 words = f"There is no host named {name!r:.200}, and no other host: this installation has one"
                 raise RoundhouseError("unknown_host", f"{words}, which has no name.", param="name")
-            known = f"{suggest_name(name, hosts)}; the hosts are {', '.join(hosts)}"
+            known = f"; the hosts are {', '.join(hosts)}{suggest_name(name, hosts)}"
             raise RoundhouseError("unknown_host", f"There is no host named {name!r:.200}{known}.", param="name")
         return hosts[name]
 
