@@ -309,7 +309,7 @@ class GpuMemory(BaseModel):
         default=False, description="Whether the GPU shares the host's main memory instead of having its own."
     )
     host: str = Field(
-        default="",
+        default_factory=str,  # no `default` in the schema: the field may be absent
         description="Name of the host that has the GPU; absent: the installation has one host.",
         exclude_if=lambda host: not host,
     )
@@ -351,7 +351,7 @@ class GpuMemoryAnswer(BaseModel):
         exclude_if=lambda hosts: not hosts,
     )
     is_cut_off: bool = Field(
-        default=False,
+        default_factory=bool,
         description="Whether so many hosts are silent at once that the controller is rather the one that is cut off: "
         "nothing is moved. Absent: false.",
         exclude_if=lambda is_cut_off: not is_cut_off,

@@ -74,7 +74,7 @@ class ReplicaStatus(Wire):
         description="Memory that the replica claimed at its start, by the same keys and in the same unit as `claims`.",
     )
     host: str = Field(
-        default="",
+        default_factory=str,  # no `default` in the schema: the field may be absent
         description="Name of the host that the replica runs on, whose main memory is `host:NAME` in `claims`; absent: "
         "the installation has one host.",
         exclude_if=lambda host: not host,
@@ -165,7 +165,7 @@ class GpuStatus(Wire):
         default=False, description="Whether the GPU shares the host's main memory instead of having its own."
     )
     host: str = Field(
-        default="",
+        default_factory=str,  # no `default` in the schema: the field may be absent
         description="Name of the host that has the GPU; absent: the installation has one host.",
         exclude_if=lambda host: not host,
     )
@@ -191,7 +191,7 @@ class UnreadGpuStatus(Wire):
         description="Memory in MiB that engines claim on the GPU; null: not known, because `uuid` is null.",
     )
     host: str = Field(
-        default="",
+        default_factory=str,  # no `default` in the schema: the field may be absent
         description="Name of the host that has the GPU; absent: the installation has one host.",
         exclude_if=lambda host: not host,
     )
@@ -289,7 +289,7 @@ class ControllerStatus(Wire):
         exclude_if=lambda hosts: not hosts,
     )
     is_cut_off: bool = Field(
-        default=False,
+        default_factory=bool,
         description="Whether so many hosts are silent at once that the controller is rather the one that is cut off: "
         "nothing is moved. Absent: false.",
         exclude_if=lambda is_cut_off: not is_cut_off,
@@ -323,7 +323,7 @@ class ActionView(Wire):
     )
     reason: str = Field(description="Why the action is planned.")
     host: str = Field(
-        default="",
+        default_factory=str,  # no `default` in the schema: the field may be absent
         description="Name of the host where it is done; absent: the installation has one host.",
         exclude_if=lambda host: not host,
     )

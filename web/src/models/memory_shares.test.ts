@@ -53,8 +53,6 @@ test("several hosts have a main memory each, and name their GPUs", () => {
   expect(mainMemories(undefined)).toEqual([{ key: HOST, label: "Main memory", total: null }]);
   expect(mainMemories({ host_mib: 64 })).toEqual([{ key: HOST, label: "Main memory", total: 64 }]);
   const b = { name: "b", state: "ready", reason: null, last_heard: null, memory_mib: 9, claimed_mib: 0, engines: [] };
-  expect(mainMemories({ host_mib: 9, hosts: [b] })).toEqual([
-    { key: "host:b", label: "Main memory of b", total: 9 },
-  ]);
+  expect(mainMemories({ host_mib: 9, hosts: [b] })).toEqual([{ key: "host:b", label: "Main memory of b", total: 9 }]);
   expect(gpuLabel({ index: 0, mig: 1, host: "b" })).toBe("GPU b/0, MIG 1");
 });
