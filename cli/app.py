@@ -8,7 +8,7 @@ from typing import Final
 import typer
 from typer.exceptions import Abort, TyperException
 
-from cli import chat, doctor, history, hosts, key, load, plan, pull, status, top, upgrade
+from cli import chat, doctor, history, key, load, plan, pull, status, top, upgrade
 from cli.backup import command as backup
 from cli.bench import command as bench
 from cli.output import CommandError, ExitCode, HelpGroup, print_error
@@ -36,11 +36,11 @@ _SECTIONS: Final[Mapping[str, Sequence[Callable[..., object] | typer.Typer]]] = 
         load.reset,
         load.pause,
         load.resume,
-        hosts.drain,
-        hosts.undrain,
+        load.drain,
+        load.undrain,
     ),
     "Watch": (
-        *(status.status, top.top, status.gpu, hosts.hosts, history.events, history.history, history.logs),
+        *(status.status, top.top, status.gpu, status.hosts, history.events, history.history, history.logs),
         *(plan.plan, status.drift, doctor.doctor, bench.bench),
     ),
     "Models": (pull.search, pull.pull, status.models, status.rm, plan.validate, plan.schema, plan.declarations),

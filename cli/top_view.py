@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.hosts import host_notes, host_title
 from cli.output import count_words
-from cli.status import gpu_label, mib_words, unread_gpu_words, warning_lines
+from cli.status import gpu_label, host_notes, host_title, mib_words, unread_gpu_words, warning_lines
 from contract.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
 from contract.status import ModelState
 

@@ -332,8 +332,8 @@ def _host_events(before: ObservedState, after: ObservedState) -> Iterator[NewEnt
             reason = f": {mask_text(host.reason)}" if host is not None and host.reason else ""
             details: dict[str, JsonValue] = {
                 "host": name,
-                "from": known and known.state.value,
-                "to": host and host.state.value,
+                "from": known.state.value if known is not None else None,
+                "to": host.state.value if host is not None else None,
             }
             yield NewEntry("host", "controller", f"host {name} {word}{reason}"[:CHARS], details=details)
     if before.is_cut_off != after.is_cut_off:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.hosts import describe_left
+from cli.load import describe_left
 from cli.output import ExitCode, time_words
 from cli.top_view import TopView
 from contract.admin import GpuMemory, GpuMemoryAnswer, HostList

@@ -45,14 +45,16 @@ class Site:
         options = DesiredOptions(root / "desired", ModelRoots((root,)), Defaults(), 1.0)
         self.files = DesiredStateSource(options, store, lambda: 11.0)
         self.journal = EventLog(root / "state" / "journal.db", keep=100)
-        current: Any = SimpleNamespace()
         self.service = HostService(
-            lambda: setattr(current, "observed", self.observed) or current,
+            self._read_round,
             self.files,
             Recorder(self.journal, lambda: 12.0, redact_nothing),
             forget_host=self._forget,
             wake=self._wake,
         )
+
+    def _read_round(self) -> Any:
+        return SimpleNamespace(observed=self.observed)
 
     async def _forget(self, name: str) -> None:
         self.forgotten.append(name)
