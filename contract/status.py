@@ -53,7 +53,8 @@ class ReplicaStatus(Wire):
     index: int = Field(description="Number of the replica within the model, from 0.")
     attempt: int = Field(description="Number of this start of the replica, from 1.")
     phase: str = Field(
-        description="State of the replica: starting, ready, failing, dead, stalled, sleeping, draining or ended."
+        description="State of the replica: starting, ready, failing, dead, stalled, sleeping, draining or ended; "
+        "silent or lost: its host does not answer."
     )
     spec_hash: str = Field(description="Digest of everything in the definition that affects the engine.")
     outdated: bool = Field(description="Whether the replica runs an older definition than the one in force.")

@@ -18,6 +18,8 @@ export interface ReplicaDetails {
   claims: Record<string, number>;
   /** The same as at the start: declared, predicted, or measured at an earlier load. */
   start_claims: Record<string, number>;
+  /** Name of its host; absent: there is one host. */
+  host?: string;
 }
 
 export interface AdminModel {
