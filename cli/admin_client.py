@@ -27,7 +27,7 @@ from cli.output import CommandError, ExitCode, explain_error, one_line
 from common.internal_tokens import LINK_TOKEN
 from common.program_client import ProgramAddress, ProgramAnswer, ProgramClient, ProgramGoneError
 from common.sse import SseEvent, SseReader
-from contract.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer
+from contract.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, HostDetails, HostList
 from contract.declarations import DeclarationKind, DeclarationsView, DeclarationView
 from contract.downloads import Download, DownloadList, Removal, SearchOrder
 from contract.errors import ErrorBody, ErrorEnvelope
@@ -156,6 +156,7 @@ def describe_error(status: int, body: ErrorBody | None, retry_after_s: int | Non
 
 MODELS = "/v1/admin/models"
 """Path of the admin API's models."""
+HOSTS: Final = "/v1/admin/hosts"
 DECLARATIONS: Final = "/v1/admin/declarations"
 """Path of the admin API's runtime declarations."""
 DOWNLOADS: Final = "/v1/admin/downloads"
@@ -321,6 +322,20 @@ class AdminClient:
         """Drop the operator's load or unload of a model, by its name or an alias, and return the model's row; a model
         without one is no error. Errors: see AdminClient."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
+
+    async def list_hosts(self) -> HostList:
+        """Return the hosts with what runs there; one without a name is the only one. Errors: see AdminClient."""
+        return await self._ask("GET", HOSTS, HostList)
+
+    async def drain_host(self, name: str, *, is_drained: bool) -> HostDetails:
+        """Drain a host, or take that back, and return the host. Raises RequestRefusedError with `unknown_host` or
+        `last_host`."""
+        return await self._ask("POST", f"{HOSTS}/{quote(name, safe='')}/{'' if is_drained else 'un'}drain", HostDetails)
+
+    async def remove_host(self, name: str) -> HostDetails:
+        """Forget a host that is gone for good, and return what was last known of it. Raises RequestRefusedError with
+        `unknown_host` or `host_answers`."""
+        return await self._ask("POST", f"{HOSTS}/{quote(name, safe='')}/forget", HostDetails, {"confirm": name})
 
     async def list_declarations(self) -> DeclarationsView:
         """Return the runtime declarations, secrets masked, and why some are not in force. Errors: see AdminClient."""

@@ -36,15 +36,16 @@ _SECTIONS: Final[Mapping[str, Sequence[Callable[..., object] | typer.Typer]]] = 
         load.reset,
         load.pause,
         load.resume,
+        load.drain,
+        load.undrain,
     ),
     "Watch": (
-        *(status.status, top.top, status.gpu, history.events, history.history, history.logs),
+        *(status.status, top.top, status.gpu, status.hosts, history.events, history.history, history.logs),
         *(plan.plan, status.drift, doctor.doctor, bench.bench),
     ),
     "Models": (pull.search, pull.pull, status.models, status.rm, plan.validate, plan.schema, plan.declarations),
     "Documents": (rag.rag,),
-    "Keys": (key.key,),
-    "Service": (up.service, backup.backup, backup.restore, upgrade.upgrade, upgrade.version),
+    "Service": (key.key, up.service, backup.backup, backup.restore, upgrade.upgrade, upgrade.version),
 }
 for _section, _commands in _SECTIONS.items():
     for _command in _commands:

@@ -1,11 +1,11 @@
-"""`roundhouse load`, `unload`, `reset`, `pause` and `resume`."""
+"""`roundhouse load`, `unload`, `reset`, `pause`, `resume`, `drain` and `undrain`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -27,7 +27,7 @@ from controller.rollout import find_outdated
 
 if TYPE_CHECKING:
     from cli.admin_client import AdminClient, Transition
-    from contract.admin import AdminModel
+    from contract.admin import AdminModel, HostDetails
 
 
 LoadScalar: TypeAlias = str | int | float | bool | None
@@ -301,4 +301,97 @@ def _set(paused: bool, url: str, as_json: bool) -> int:
         print_json({"paused": paused})
     else:
         print_line("paused: the controller observes and does not act" if paused else "resumed: the controller acts")
+    return ExitCode.DONE
+
+
+HostArgument: TypeAlias = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host.")]
+HOST_POLL_S: Final = 0.5
+"""Seconds between two looks of `drain --wait`."""
+
+
+def drain(
+    host: HostArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no engine runs there.")] = False,
+    timeout: Timeout = 600.0,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """Start nothing more on a host, and move what runs there.
+
+    Running requests finish. It stays so over restarts, until `roundhouse undrain`. Ctrl-C ends the waiting, not the
+    drain. Exit code 0: the host is drained, with --wait also empty. 1: no other host is ready, or there is no such
+    host. 2: with --wait, engines still run there. 3: no controller answers.
+    """
+    from cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    url = controller_url(controller, state)
+    drained = ask_admin(url, lambda client: client.drain_host(host, is_drained=True))
+    left: list[str] = []
+    if wait:
+        try:
+            drained, left = asyncio.run(_wait_for_empty(url, host, timeout))
+        except KeyboardInterrupt:
+            print_error(f"host {host} goes on draining; `roundhouse undrain {host}` takes it back")
+            return ExitCode.INTERRUPTED
+    if as_json:
+        print_json(drained)
+    else:
+        count = len(drained.engines)
+        print_line(f"host {host}: drained, " + (f"{count_words(count, 'engine')} left" if count else "and empty"))
+        for line in left:
+            print_line(f"  {line}")
+    return ExitCode.PENDING if wait and drained.engines else ExitCode.DONE
+
+
+async def _wait_for_empty(url: str, name: str, timeout_s: float) -> tuple[HostDetails, list[str]]:
+    """Return the host once no engine runs there or the time is over, and what is left with the reasons. Says on stderr
+    what is left whenever that changes. Raises CommandError where the host is gone, or its drain was taken back."""
+    from cli.admin_client import AdminClient  # aiohttp takes 150 ms
+
+    loop = asyncio.get_running_loop()
+    deadline, told = loop.time() + timeout_s, None
+    async with AdminClient(url) as client:
+        while True:
+            listing, models = await asyncio.gather(client.list_hosts(), client.list_models())
+            host = next((each for each in listing.hosts if each.name == name), None)
+            if host is None:
+                raise CommandError(f"host {name} is gone")
+            if host.state == "ready":
+                raise CommandError(f"the drain of host {name} was taken back")
+            left = list(describe_left(host, models.models))
+            if not host.engines or loop.time() >= deadline:
+                return host, left
+            if left != told:
+                print_error(f"host {name}: {'; '.join(left)}")
+                told = left
+            await asyncio.sleep(min(HOST_POLL_S, max(0.0, deadline - loop.time())))
+
+
+def describe_left(host: HostDetails, models: Sequence[AdminModel]) -> Iterator[str]:
+    """Yield a line for each engine that still runs on a host: its state, its requests, and what keeps it there."""
+    replicas = {replica.name: (model, replica) for model in models for replica in model.replica_details}
+    for name in host.engines:
+        if name not in replicas:
+            yield f"{name}: of a model that is no longer declared"
+            continue
+        model, replica = replicas[name]
+        inside = "" if not replica.inflight else f", {count_words(replica.inflight, 'running request')}"
+        reasons = "".join(f"; {one_line(reason)}" for reason in model.blocked)
+        yield f"{name}: {replica.phase}{inside}{reasons}"
+
+
+def undrain(host: HostArgument, controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
+    """Let engines be started on a host again.
+
+    What moved stays where it is. A host that is not drained stays as it is. Exit code 1: there is no such host. 3: no
+    controller answers.
+    """
+    from cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    view = ask_admin(controller_url(controller, state), lambda client: client.drain_host(host, is_drained=False))
+    if as_json:
+        print_json(view)
+    else:
+        print_line(f"host {host}: not drained, {view.state}")
     return ExitCode.DONE

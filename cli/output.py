@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130, "Ended by Ctrl-C before it was done (`up` that stopped everything ends with 0)."
 
 
-SECTIONS = ("Serve", "Watch", "Models", "Documents", "Keys", "Service")
+SECTIONS = ("Serve", "Watch", "Models", "Documents", "Service")
 """Sections of commands in `roundhouse --help`, in their order."""
 
 

@@ -161,8 +161,12 @@ def _show(view: PlanView) -> None:
     if view.paused:
         print_line("paused: nothing of this is done until `roundhouse resume`")
     if view.actions:
-        rows = [(each.kind, each.model or "", each.replica or "", each.reason) for each in view.actions]
-        print_table(("ACTION", "MODEL", "REPLICA", "REASON"), rows)
+        has_hosts = any(each.host for each in view.actions)
+        rows = [
+            (each.kind, each.model or "", each.replica or "", *([each.host] if has_hosts else []), each.reason)
+            for each in view.actions
+        ]
+        print_table(("ACTION", "MODEL", "REPLICA", *(["HOST"] if has_hosts else []), "REASON"), rows)
     _show_blocked(view.blocked)
     if not view.actions and not view.blocked:
         print_line("nothing to do: what runs is what is declared")

@@ -1,10 +1,12 @@
-"""`roundhouse status`, `gpu`, `models`, `rm` and `drift`: what there is, and what differs from the declarations."""
+"""`roundhouse status`, `gpu`, `hosts`, `models`, `rm` and `drift`: what there is, and what differs from the
+declarations."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,10 +15,12 @@ import typer
 from cli.options import ControllerUrl, Json, State, controller_url
 from cli.output import (
     STATE_COLOURS,
+    CommandError,
     ExitCode,
     count_words,
     ends_by_unload,
     first_line,
+    is_terminal,
     one_line,
     plain_words,
     print_error,
@@ -31,7 +35,7 @@ from controller.rollout import find_outdated, is_rolled_out, is_rollout_blocked
 if TYPE_CHECKING:
     from contract.admin import DriftItem, GpuMemory, GpuMemoryAnswer, GpuModel, ListContext
     from contract.model_files import FileMemory, ModelFile
-    from contract.status import ControllerStatus, GpuProcessView, GpuStatus, ModelStatus, UnreadGpuStatus
+    from contract.status import ControllerStatus, GpuProcessView, GpuStatus, HostStatus, ModelStatus, UnreadGpuStatus
 
 
 def warning_lines(status: ControllerStatus | ListContext) -> Iterator[str]:
@@ -169,6 +173,8 @@ def _show(snapshot: ControllerStatus) -> None:
         _print_models(snapshot.models)
     else:
         print_line("no models are declared" if snapshot.observed_at is not None else "nothing was observed yet")
+    if snapshot.hosts:
+        print_hosts(snapshot.hosts, is_cut_off=snapshot.is_cut_off)
     for gpu in snapshot.gpus or ():
         print_line(
             f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed"
@@ -315,6 +321,8 @@ def _show_gpus(memory: GpuMemoryAnswer) -> None:
         print_line(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
     for unread_gpu in memory.unread_gpus:
         print_line(unread_gpu_words(unread_gpu))
+    if memory.hosts:
+        print_hosts(memory.hosts, is_cut_off=memory.is_cut_off)
     if memory.models:
         columns = ("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM", "MEASURED")
         print_table(columns, [_memory_row(model) for model in memory.models])
@@ -337,8 +345,9 @@ def _process_row(gpu: GpuMemory, process: GpuProcessView) -> tuple[str, ...]:
 
 def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
     """Return the label of a GPU: its index; for a MIG instance, the GPU's index and the instance's number, joined by
-    `:`."""
-    return str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
+    `:`. On a host with a name, that comes first: `b/0`."""
+    label = str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
+    return f"{gpu.host}/{label}" if gpu.host else label
 
 
 def unread_gpu_words(gpu: UnreadGpuStatus) -> str:
@@ -361,6 +370,104 @@ def _memory_row(model: GpuModel) -> tuple[str, ...]:
 def mib_words(mib: int | None) -> str:
     """Return an amount of memory as the number followed by `MiB`, without a space; `-` for None (unknown)."""
     return "-" if mib is None else f"{mib}MiB"
+
+
+HOST_COLUMNS: Final = ("NAME", "STATE", "SINCE", "GPUS", "MEMORY", "ENGINES", "VERSION", "LAST HEARD")
+HOST_COLOURS: Final = {"ready": "green", "draining": "yellow", "silent": "yellow", "lost": "red", "refused": "red"}
+"""State of a host to its colour in tables."""
+ONLY_HOST: Final = "this host"
+"""Name in tables of the only host of an installation, which has none."""
+
+hosts = typer.Typer(name="hosts", help="Show the hosts; forget one that is gone for good.")
+
+
+@hosts.callback(invoke_without_command=True)
+def list_hosts(
+    context: typer.Context, controller: ControllerUrl = None, state: State = None, as_json: Json = False
+) -> int:
+    """Show the hosts; forget one that is gone for good.
+
+    Exit code 0: every host is ready or drained. 2: one is silent, lost or refused. 3: no controller answers.
+    """
+    if context.invoked_subcommand is not None:
+        # What was said before the subcommand holds for it, too.
+        given = {"controller": controller, "state": state, "as_json": as_json}
+        context.default_map = {context.invoked_subcommand: {name: value for name, value in given.items() if value}}
+        return ExitCode.DONE
+    from cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    listing = ask_admin(controller_url(controller, state), lambda client: client.list_hosts())
+    if as_json:
+        print_json(listing)
+    else:
+        print_hosts(listing.hosts, is_cut_off=listing.is_cut_off)
+    is_well = all(each.state in ("ready", "draining") for each in listing.hosts)
+    return ExitCode.DONE if is_well else ExitCode.PENDING
+
+
+def print_hosts(listed: Sequence[HostStatus], *, is_cut_off: bool) -> None:
+    """Print the table of hosts, and below it why they are in their states, and that the controller is cut off."""
+    print_table(HOST_COLUMNS, [_host_row(host) for host in listed], HOST_COLOURS)
+    for line in host_notes(listed, is_cut_off=is_cut_off):
+        print_line(line)
+
+
+def host_notes(listed: Sequence[HostStatus], *, is_cut_off: bool) -> Iterator[str]:
+    """Yield what an operator should read beside a table of hosts: that the controller is cut off, then the reasons."""
+    if is_cut_off:
+        away = sum(each.state in ("silent", "lost") for each in listed)
+        yield f"the controller is cut off: {away} of {len(listed)} hosts do not answer, nothing is moved"
+    for host in listed:
+        if host.reason is not None:
+            yield f"{host_title(host)} is {host.state}: {one_line(host.reason)}"
+        if host.gpu_error is not None and host.name:
+            yield f"{host_title(host)}, GPUs: {one_line(host.gpu_error)}"
+
+
+def host_title(host: HostStatus) -> str:
+    """Return a host's name in a sentence: `host b`, or `this host`."""
+    return f"host {host.name}" if host.name else ONLY_HOST
+
+
+def _host_row(host: HostStatus) -> tuple[str, ...]:
+    total = "" if host.memory_mib is None else f" of {host.memory_mib}"
+    return (
+        host.name or ONLY_HOST,
+        host.state,
+        "-" if host.since is None else time_words(host.since),
+        "-" if host.gpu_count is None else str(host.gpu_count),
+        f"{host.claimed_mib}{total} MiB claimed",
+        str(len(host.engines)),
+        host.versions.get("roundhouse", "-"),
+        "-" if host.last_heard is None else time_words(host.last_heard),
+    )
+
+
+@hosts.command("forget")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """Forget a host that is gone for good.
+
+    What ran there counts as gone at once. Where most hosts are gone, nothing moves before they are forgotten. Exit code
+    1: there is no such host, or it answers. 3: no controller answers.
+    """
+    from cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise CommandError(f"forgetting host {name} must be confirmed: add --yes", ExitCode.USAGE)
+        typer.confirm(f"Forget host {name}? If engines still run there, others run the same beside them.", abort=True)
+    forgotten = ask_admin(controller_url(controller, state), lambda client: client.remove_host(name))
+    if as_json:
+        print_json(forgotten)
+    else:
+        print_line(f"host {name} is forgotten, with {count_words(len(forgotten.engines), 'engine')}")
+    return ExitCode.DONE
 
 
 _MEMORY_WORDS = {"gpu": "GPU", "host": "main memory"}

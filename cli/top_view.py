@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.status import gpu_label, mib_words, unread_gpu_words, warning_lines
+from cli.output import count_words
+from cli.status import gpu_label, host_notes, host_title, mib_words, unread_gpu_words, warning_lines
 from contract.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
 from contract.status import ModelState
 
@@ -82,8 +83,9 @@ class TopView:
 
     def trouble_lines(self) -> list[str]:
         """Return warnings to show before the table: the controller is paused, cannot observe what runs, or the files
-        have problems. Empty where all is well."""
-        return list(warning_lines(self.listing))
+        have problems; hosts with reasons for their states. Empty where all is well."""
+        notes = host_notes(self.memory.hosts, is_cut_off=self.memory.is_cut_off)
+        return [*warning_lines(self.listing), *notes]
 
     def note_lines(self) -> list[str]:
         """Return lines to show after the table, which explain what may look wrong in it. Empty where nothing does."""
@@ -91,17 +93,24 @@ class TopView:
         return [SEVERAL_REPLICAS] if has_several else []
 
     def gpu_lines(self) -> list[str]:
-        """Return one line per GPU: the readable ones, then those that cannot be read, with the reason."""
+        """Return one line per host with a name, then one per GPU: the readable ones, then those that cannot be read,
+        with the reason."""
+        hosts = [
+            f"{host_title(each)}: {each.state}, {count_words(len(each.engines), 'engine')}"
+            for each in self.memory.hosts
+        ]
         figures = [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
-        return figures + [unread_gpu_words(gpu) for gpu in self.memory.unread_gpus]
+        return [*hosts, *figures, *(unread_gpu_words(gpu) for gpu in self.memory.unread_gpus)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the same data for `--json`, in values that `json` can write; unknown ones are None. Keys are `models`
-        (in the order of `rows`), `gpus`, `unread_gpus` and the fields of `contract.admin.ListContext`."""
+        (in the order of `rows`), `gpus`, `unread_gpus`, of several hosts `hosts`, and the fields of
+        `contract.admin.ListContext`."""
         return {
             "models": [self._json(model) for model in sorted(self.listing.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],
             "unread_gpus": [gpu.model_dump(mode="json") for gpu in self.memory.unread_gpus],
+            **self.memory.model_dump(mode="json", include={"hosts", "is_cut_off"}),
             **self.listing.model_dump(mode="json", include=set(ListContext.model_fields)),
         }
 

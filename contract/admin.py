@@ -21,6 +21,8 @@ from pydantic_core import CoreSchema
 
 from contract.status import (
     GpuProcessView,
+    GpuStatus,
+    HostStatus,
     ModelState,
     PlanView,
     Problem,
@@ -306,6 +308,11 @@ class GpuMemory(BaseModel):
     is_unified: bool = Field(
         default=False, description="Whether the GPU shares the host's main memory instead of having its own."
     )
+    host: str = Field(
+        default_factory=str,  # no `default` in the schema: the field may be absent
+        description="Name of the host that has the GPU; absent: the installation has one host.",
+        exclude_if=lambda host: not host,
+    )
 
 
 class GpuModel(ModelEstimate):
@@ -338,6 +345,45 @@ class GpuMemoryAnswer(BaseModel):
     cuda_version: str | None = Field(
         default=None, description="Latest CUDA version that the driver supports, such as `12.8`; null: not known."
     )
+    hosts: list[HostStatus] = Field(
+        default_factory=list,
+        description="The hosts; absent: the installation has one.",
+        exclude_if=lambda hosts: not hosts,
+    )
+    is_cut_off: bool = Field(
+        default_factory=bool,
+        description="Whether so many hosts are silent at once that the controller is rather the one that is cut off: "
+        "nothing is moved. Absent: false.",
+        exclude_if=lambda is_cut_off: not is_cut_off,
+    )
+
+
+# Hosts.
+
+
+class HostDetails(HostStatus):
+    """One host with its GPUs."""
+
+    gpus: list[GpuStatus] | None = Field(description="Its GPUs that can be read; null: not known.")
+    unread_gpus: list[UnreadGpuStatus] = Field(description="Its GPUs that cannot be read.")
+
+
+class HostList(BaseModel):
+    """All hosts, by name."""
+
+    hosts: list[HostDetails] = Field(description="The hosts. The only host of an installation has no name.")
+    is_cut_off: bool = Field(
+        description="Whether so many hosts are silent at once that the controller is rather the one that is cut off: "
+        "none is declared lost then, and nothing is moved."
+    )
+
+
+class ForgetRequest(BaseModel):
+    """Body of a request to forget a host: its name once more, so that no slip forgets one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    confirm: str = Field(description="The host's name, as in the path.")
 
 
 # Plans.

@@ -19,6 +19,7 @@ EventKind = Literal[
     "drift",
     "controller",
     "gateway",
+    "host",
     "download",
     "tool",
 ]
@@ -30,6 +31,7 @@ HISTORY_KINDS: tuple[EventKind, ...] = (
     "overdue",
     "drift",
     "controller",
+    "host",
     "download",
     "tool",
 )

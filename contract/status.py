@@ -53,7 +53,8 @@ class ReplicaStatus(Wire):
     index: int = Field(description="Number of the replica within the model, from 0.")
     attempt: int = Field(description="Number of this start of the replica, from 1.")
     phase: str = Field(
-        description="State of the replica: starting, ready, failing, dead, stalled, sleeping, draining or ended."
+        description="State of the replica: starting, ready, failing, dead, stalled, sleeping, draining or ended; "
+        "silent or lost: its host does not answer."
     )
     spec_hash: str = Field(description="Digest of everything in the definition that affects the engine.")
     outdated: bool = Field(description="Whether the replica runs an older definition than the one in force.")
@@ -72,6 +73,12 @@ class ReplicaStatus(Wire):
     start_claims: dict[str, int] = Field(
         default_factory=dict,
         description="Memory that the replica claimed at its start, by the same keys and in the same unit as `claims`.",
+    )
+    host: str = Field(
+        default_factory=str,  # no `default` in the schema: the field may be absent
+        description="Name of the host that the replica runs on, whose main memory is `host:NAME` in `claims`; absent: "
+        "the installation has one host.",
+        exclude_if=lambda host: not host,
     )
 
 
@@ -141,12 +148,12 @@ class GpuProcessView(Wire):
 class GpuStatus(Wire):
     """One GPU, or one MIG instance of a GPU. Memory is in MiB."""
 
-    uuid: str
-    index: int
-    name: str
-    total_mib: int
-    used_mib: int
-    claimed_mib: int = 0
+    uuid: str = Field(description="UUID of the GPU.")
+    index: int = Field(description="Number of the GPU in PCI order. A MIG instance has the number of its GPU.")
+    name: str = Field(description="Product name, as the driver reports it.")
+    total_mib: int = Field(description="Total memory.")
+    used_mib: int = Field(description="Memory in use by all programs.")
+    claimed_mib: int = Field(default=0, description="Memory reserved for replicas.")
     utilization_percent: int | None = Field(
         default=None,
         description="Percentage of the driver's last sample period in which the GPU was busy; null: not reported.",
@@ -157,6 +164,11 @@ class GpuStatus(Wire):
     mig: int | None = Field(default=None, description="Number of the MIG instance within its GPU; null: a whole GPU.")
     is_unified: bool = Field(
         default=False, description="Whether the GPU shares the host's main memory instead of having its own."
+    )
+    host: str = Field(
+        default_factory=str,  # no `default` in the schema: the field may be absent
+        description="Name of the host that has the GPU; absent: the installation has one host.",
+        exclude_if=lambda host: not host,
     )
 
 
@@ -178,6 +190,54 @@ class UnreadGpuStatus(Wire):
     claimed_mib: int | None = Field(
         default=None,
         description="Memory in MiB that engines claim on the GPU; null: not known, because `uuid` is null.",
+    )
+    host: str = Field(
+        default_factory=str,  # no `default` in the schema: the field may be absent
+        description="Name of the host that has the GPU; absent: the installation has one host.",
+        exclude_if=lambda host: not host,
+    )
+
+
+class HostStatus(Wire):
+    """One host that runs engines, as last seen. Memory is in MiB, times are Unix seconds."""
+
+    name: str = Field(description="Name of the host; empty: the only host of the installation.")
+    state: str = Field(
+        description="State of the host: ready; draining (nothing is started there, and what runs there moves); silent "
+        "(it does not answer, so that what runs there is unknown); lost (silent for so long that other hosts take "
+        "over); or refused (it answers, and may not be used)."
+    )
+    since: float | None = Field(
+        default=None, description="Time since which it is in that state; null: ever since the controller runs."
+    )
+    last_heard: float | None = Field(
+        default=None, description="Time of its last word; null: it is the controller's own, and is not asked."
+    )
+    reason: str | None = Field(default=None, description="Why it is in that state; null: nothing is to be said.")
+    address: str | None = Field(default=None, description="Address of the host; null: not known, or not needed.")
+    runtime: str = Field(default="", description="`docker` or `process`; empty: not known.")
+    versions: dict[str, str] = Field(
+        default_factory=dict, description="Versions of programs there, such as `roundhouse`, by program."
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels, which `hosts` of a definition may name as `label=value`."
+    )
+    gpu_count: int | None = Field(
+        default=None, description="Number of GPUs that can be read; null: not known, as `gpu_error` says."
+    )
+    gpu_error: str | None = Field(default=None, description="Why no GPUs can be read; null: they can, or nobody said.")
+    driver_version: str | None = Field(default=None, description="Version of its NVIDIA driver; null: not known.")
+    cuda_version: str | None = Field(
+        default=None, description="Latest CUDA version that the driver supports; null: not known."
+    )
+    memory_mib: int | None = Field(
+        default=None, description="Main memory that all engines there may take together; null: not bounded."
+    )
+    claimed_mib: int = Field(default=0, description="Main memory that engines there claim.")
+    models_free_mib: int | None = Field(default=None, description="Free space of its models folder; null: not known.")
+    engines: list[str] = Field(
+        default_factory=list,
+        description="Names of the replicas there that have not ended. Of a host that does not answer: as last seen.",
     )
 
 
@@ -224,6 +284,17 @@ class ControllerStatus(Wire):
     unread_gpus: list[UnreadGpuStatus] = Field(
         default_factory=list, description="GPUs that are missing from `gpus` because the driver cannot read them."
     )
+    hosts: list[HostStatus] = Field(
+        default_factory=list,
+        description="The hosts; absent: the installation has one.",
+        exclude_if=lambda hosts: not hosts,
+    )
+    is_cut_off: bool = Field(
+        default_factory=bool,
+        description="Whether so many hosts are silent at once that the controller is rather the one that is cut off: "
+        "nothing is moved. Absent: false.",
+        exclude_if=lambda is_cut_off: not is_cut_off,
+    )
     gateways: list[str] = Field(default_factory=list)
     gateway_addresses: list[str] = Field(
         default_factory=list, description="URLs that the connected gateways listen on, as they report them."
@@ -252,6 +323,11 @@ class ActionView(Wire):
         description="Name of the replica, or model/index if it has no name yet; null: the action concerns no replica."
     )
     reason: str = Field(description="Why the action is planned.")
+    host: str = Field(
+        default_factory=str,  # no `default` in the schema: the field may be absent
+        description="Name of the host where it is done; absent: the installation has one host.",
+        exclude_if=lambda host: not host,
+    )
 
 
 class BlockedView(Wire):

@@ -17,6 +17,7 @@ from contract.override import Override
 from contract.routing import GatewayReport
 from contract.status import ControllerStatus, PlanView
 from controller import __version__
+from controller.admin.hosts import HostService
 from controller.admin.service import AdminService, DeclarationService, LogReader
 from controller.config.validate import PlacedSource
 from controller.desired.file_source import DesiredOptions, find_placed_sources
@@ -219,6 +220,14 @@ class Controller:
             wake=self._wake.set,
         )
         self.declaration_service = DeclarationService(self._files, self._wake.set, clock)
+        self.host_service = HostService(
+            self.admin_service.read_current_state,
+            self._files,
+            self._recorder,
+            # The runtime of several hosts has it; that of one has nothing to forget.
+            forget_host=getattr(runtime, "forget_host", None),
+            wake=self._wake.set,
+        )
         self.model_files = ModelFileService(
             self._transfers,
             read_round=self.admin_service.read_current_state,

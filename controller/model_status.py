@@ -252,6 +252,7 @@ def _replica_status(
         started_at=replica.started_at,
         claims=dict(replica.claims),
         start_claims=dict(replica.claims if replica.start_claims is None else replica.start_claims),
+        host=replica.host,
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from contract.journal import EventKind
 from contract.status import ModelState, ModelStatus, Problem
 from controller.engines.base import FigureGap
+from controller.hosts import Host, HostState
 from controller.model_status import Round, describe_gap, list_gaps
 from controller.planning.actions import Action, DownloadSource, Drain, Preflight, PullImage, Remove, Start, Stop
 from controller.redaction import Redact, mask_text
@@ -48,7 +49,7 @@ Unix time since which it runs there."""
 
 def round_events(before: Round | None, after: Round, leaving_requests: Leaving, redact: Redact) -> list[NewEntry]:
     """Return the entries for what differs between two complete rounds, in reading order: failures, then the actions
-    taken, then the changes of state, then overdue unloads, drift and GPUs. Empty if nothing differs.
+    taken, then the changes of state, then overdue unloads, drift, hosts and GPUs. Empty if nothing differs.
 
     `before` is None for the controller's first round; then no state counts as changed. `leaving_requests` names the
     requests that an overdue unload waits for. `redact(model, text)` masks the secrets of a model in a text. Lines are
@@ -62,6 +63,7 @@ def round_events(before: Round | None, after: Round, leaving_requests: Leaving, 
         *(_state_events(before.statuses, after.statuses, texts) if before is not None else ()),
         *_overdue_events(before, after, leaving_requests),
         *_drift_events(before, after),
+        *(_host_events(before.observed, after.observed) if before is not None else ()),
         *_gpu_events(before.observed if before is not None else None, after.observed),
     ]
 
@@ -315,6 +317,55 @@ def _applied_gaps(finished_round: Round) -> Iterator[tuple[tuple[str, str], Figu
     for replica in sorted(finished_round.observed.replicas, key=lambda each: each.id):
         for gap in list_gaps(models.get(replica.id.model), replica):
             yield (replica.id.model, replica.name), gap
+
+
+# Hosts with a name.
+
+
+def _host_events(before: ObservedState, after: ObservedState) -> Iterator[NewEntry]:
+    """Report each host that joined, left or changed its state, and whether the controller is cut off from most."""
+    known_hosts, hosts = ({host.name: host for host in each.hosts if host.name} for each in (before, after))
+    for name in sorted(known_hosts.keys() | hosts.keys()):
+        known, host = known_hosts.get(name), hosts.get(name)
+        word = _host_word(known, host)
+        if word is not None:
+            reason = f": {mask_text(host.reason)}" if host is not None and host.reason else ""
+            details: dict[str, JsonValue] = {
+                "host": name,
+                "from": known.state.value if known is not None else None,
+                "to": host.state.value if host is not None else None,
+            }
+            yield NewEntry("host", "controller", f"host {name} {word}{reason}"[:CHARS], details=details)
+    if before.is_cut_off != after.is_cut_off:
+        away = sum(not host.answers for host in hosts.values())
+        words = (
+            f"the controller is cut off: {away} of {len(hosts)} hosts do not answer, nothing is moved"
+            if after.is_cut_off
+            else "the controller is not cut off any more"
+        )
+        yield NewEntry("host", "controller", words, details={"is_cut_off": after.is_cut_off})
+
+
+def _host_word(known: Host | None, host: Host | None) -> str | None:
+    """Return what became of a host; None: nothing. `known`: as it was; None: it was not there. `host`: as it is; None:
+    it has left."""
+    if host is None:
+        return "has left"
+    if known is not None and known.state is host.state:
+        return None
+    match host.state:
+        case HostState.SILENT:
+            return "is silent: it does not answer, and what runs there is unknown"
+        case HostState.LOST:
+            return "is lost: others take over what ran there"
+        case HostState.REFUSED:
+            return "is refused"
+        case _ if known is None:
+            return "has joined" if host.state is HostState.READY else "has joined, and is drained"
+        case HostState.DRAINING:
+            return "is drained" if known.answers else "is back, and is drained"
+        case _:
+            return "is not drained any more" if known.state is HostState.DRAINING else "is back"
 
 
 # GPUs that cannot be read.

@@ -30,7 +30,7 @@ from controller.admin.override_rules import ModelStanding, decide_load, decide_u
 from controller.config.messages import suggest_name
 from controller.desired.source import DesiredStateSource
 from controller.engines.options import LoadValue
-from controller.hosts import Gpu, GpuDriver
+from controller.hosts import Gpu, GpuDriver, Host
 from controller.journal import EventLog
 from controller.memory_estimator import Estimator, largest_mib
 from controller.memory_history import MemoryHistory
@@ -44,6 +44,7 @@ from controller.reports.views import (
     gpu_memory,
     gpu_model,
     gpu_statuses,
+    host_statuses,
     live_row,
     unread_gpu_statuses,
 )
@@ -406,11 +407,13 @@ class AdminService:
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
             unread_gpus=unread_gpu_statuses(current_round.observed),
-            host_mib=current_round.observed.hosts[0].memory_mib,
+            host_mib=_sum_memory(current_round.observed.hosts),
             models=[gpu_model(want, model) for want, model in await self._list_live_rows(current_round)],
             error=None if gpus else self._gpu_host.get_gpu_error() or "there are no GPUs",
             driver_version=driver.version,
             cuda_version=driver.cuda_version,
+            hosts=host_statuses(current_round.observed),
+            is_cut_off=current_round.observed.is_cut_off,
         )
 
     def resolve_name(self, name: str) -> str:
@@ -644,6 +647,12 @@ class AdminService:
         except TimeoutError:
             return False
         return True
+
+
+def _sum_memory(hosts: Collection[Host]) -> int | None:
+    """Return the main memory of all hosts in MiB; None: that of one is not bounded."""
+    known = [host.memory_mib for host in hosts if host.memory_mib is not None]
+    return sum(known) if len(known) == len(hosts) else None
 
 
 def _status(current_round: Round, name: str) -> ModelStatus:

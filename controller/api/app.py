@@ -22,6 +22,7 @@ from contract.status import ControllerStatus, PlanView
 from controller import __version__
 from controller.admin.service import NOT_YET
 from controller.api.admin_downloads import declare_downloads
+from controller.api.admin_hosts import declare_hosts
 from controller.api.admin_journal import declare_journal
 from controller.api.admin_models import declare_logs, declare_models
 from controller.api.admin_plans import declare_declarations, declare_plans
@@ -51,6 +52,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
     declare_plans(app, controller)
     declare_declarations(app, controller.declaration_service)
     declare_downloads(app, controller.downloads, controller.model_files)
+    declare_hosts(app, controller.host_service)
     declare_journal(app, controller.journal, controller.admin_service)
     declare_logs(app, controller.admin_service, controller.logs)
     declare_models(app, controller.admin_service)

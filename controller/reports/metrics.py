@@ -5,7 +5,7 @@ round to the next, which begin at 0 with each controller.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from contract.admin import Drift, DriftItem
 from contract.status import ModelState
-from controller.hosts import Gpu
+from controller.hosts import Gpu, Host, HostState
 from controller.memory_estimator import Estimate
 from controller.model_status import Round
 from controller.planning.actions import Start
@@ -185,16 +185,19 @@ class RoundCollector(Collector):
         )
         blocked_gauge.add_metric([], len(last_round.plan.blocked))
         yield blocked_gauge
+        observed = last_round.observed
+        has_names = any(host.name for host in observed.hosts)
+        if has_names:
+            yield from _host_metrics(observed.hosts, observed.is_cut_off)
+        host_label = ["host"] if has_names else []
         unread_gauge = GaugeMetricFamily(
-            "roundhouse_gpu_unread", "1 for a GPU that cannot be read.", labels=["gpu", "uuid"]
+            "roundhouse_gpu_unread", "1 for a GPU that cannot be read.", labels=["gpu", "uuid", *host_label]
         )
-        for gpu in last_round.observed.unread_gpus:
-            unread_gauge.add_metric([gpu.label, gpu.uuid or ""], 1)
+        for gpu in observed.unread_gpus:
+            unread_gauge.add_metric([gpu.label, gpu.uuid or "", *([gpu.host] if has_names else [])], 1)
         yield unread_gauge
-        if last_round.observed.gpus:
-            yield from _gpu_metrics(
-                last_round.observed.gpus, {each.name: each.id.model for each in last_round.observed.replicas}
-            )
+        if observed.gpus:
+            yield from _gpu_metrics(observed.gpus, {each.name: each.id.model for each in observed.replicas}, host_label)
 
     def _drift_metrics(self) -> Iterator[Metric]:
         drift = self._get_drift()
@@ -243,22 +246,38 @@ def _memory_metrics(last_round: Round, memory: MemorySource) -> Iterator[Metric]
     yield from (predicted_gauge, observed_gauge)
 
 
-def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the GPUs' metrics. `models` maps replica names to models. An unknown figure has no sample."""
-    used_gauge = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
-    total_gauge = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
+def _host_metrics(hosts: Iterable[Host], is_cut_off: bool) -> Iterator[Metric]:
+    state_gauge = GaugeMetricFamily(
+        "roundhouse_host_state", "1 for the present state of a host.", labels=["host", "state"]
+    )
+    for host in hosts:
+        for each in HostState:
+            state_gauge.add_metric([host.name, each.value], float(host.state is each))
+    cut_off_gauge = GaugeMetricFamily(
+        "roundhouse_hosts_cut_off", "1 while so many hosts are silent that the controller counts as cut off."
+    )
+    cut_off_gauge.add_metric([], float(is_cut_off))
+    yield from (state_gauge, cut_off_gauge)
+
+
+def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str], host_label: Sequence[str]) -> Iterator[Metric]:
+    """Yield the GPUs' metrics. `models` maps replica names to models. `host_label`: the label `host`, or none where
+    hosts have no name. An unknown figure has no sample."""
+    names = ["gpu", "uuid", *host_label]
+    used_gauge = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=names)
+    total_gauge = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=names)
     busy_gauge = GaugeMetricFamily(
         "roundhouse_gpu_utilization_ratio",
         "Share of the driver's last sample period in which the GPU was busy.",
-        labels=["gpu", "uuid"],
+        labels=names,
     )
     held_gauge = GaugeMetricFamily(
         "roundhouse_gpu_model_used_mib",
         "GPU memory that a model's engines use, MiB, if the driver reports it.",
-        labels=["gpu", "uuid", "model"],
+        labels=[*names, "model"],
     )
     for gpu in gpus:
-        labels = [gpu.label, gpu.uuid]
+        labels = [gpu.label, gpu.uuid, *([gpu.host] if host_label else [])]
         used_gauge.add_metric(labels, gpu.used_mib)
         total_gauge.add_metric(labels, gpu.total_mib)
         if gpu.utilization_percent is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from contract.admin import CommandLines, GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
+from contract.admin import CommandLines, GpuMemory, GpuModel, HeldBy, HostDetails, ModelConfigured, ModelLive
 from contract.desired import Definition
 from contract.keys import Key
 from contract.routing import PrefillTokens
@@ -18,6 +18,7 @@ from contract.status import (
     ControllerStatus,
     GpuProcessView,
     GpuStatus,
+    HostStatus,
     ModelState,
     ModelStatus,
     PlanView,
@@ -25,7 +26,7 @@ from contract.status import (
 )
 from controller.engines import REPLICA_ENGINES
 from controller.engines.options import list_constraints
-from controller.hosts import Gpu
+from controller.hosts import Gpu, GpuDriver, Host, UnreadGpu
 from controller.memory_estimator import Estimate, estimate_replicas
 from controller.model_status import Round
 from controller.planning.actions import Action, Start
@@ -84,6 +85,8 @@ def status_view(
             "models": list(last_round.statuses),
             "gpus": gpu_statuses(last_round.observed),
             "unread_gpus": unread_gpu_statuses(last_round.observed),
+            "hosts": host_statuses(last_round.observed),
+            "is_cut_off": last_round.observed.is_cut_off,
         }
     return status.model_copy(update=known)
 
@@ -95,43 +98,86 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
     if observed.gpus is None:
         return None
     claimed_mib = _sum_claims(observed)
-    return [
-        GpuStatus(
-            uuid=gpu.uuid,
-            index=gpu.index,
-            name=gpu.name,
-            total_mib=gpu.total_mib,
-            used_mib=gpu.used_mib,
-            claimed_mib=claimed_mib.get(gpu.uuid, 0),
-            utilization_percent=gpu.utilization_percent,
-            processes=_processes(gpu),
-            mig=gpu.mig,
-            is_unified=gpu.is_unified,
-        )
-        for gpu in observed.gpus
-    ]
+    return [_gpu_status(gpu, claimed_mib) for gpu in observed.gpus]
+
+
+def _gpu_status(gpu: Gpu, claimed_mib: Mapping[str, int]) -> GpuStatus:
+    return GpuStatus(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name,
+        total_mib=gpu.total_mib,
+        used_mib=gpu.used_mib,
+        claimed_mib=claimed_mib.get(gpu.uuid, 0),
+        utilization_percent=gpu.utilization_percent,
+        processes=_processes(gpu),
+        mig=gpu.mig,
+        is_unified=gpu.is_unified,
+        host=gpu.host,
+    )
 
 
 def unread_gpu_statuses(observed: ObservedState) -> list[UnreadGpuStatus]:
     """Return the GPUs that cannot be read, each with the reason, and with the MiB that replicas claim of it (None if
     its uuid is unknown)."""
     claimed_mib = _sum_claims(observed)
-    return [
-        UnreadGpuStatus(
-            index=gpu.index,
-            mig=gpu.mig,
-            uuid=gpu.uuid,
-            pci_address=gpu.pci_address,
-            reason=gpu.reason,
-            description=gpu.description,
-            claimed_mib=None if gpu.uuid is None else claimed_mib.get(gpu.uuid, 0),
-        )
-        for gpu in observed.unread_gpus
-    ]
+    return [_unread_gpu_status(gpu, claimed_mib) for gpu in observed.unread_gpus]
+
+
+def _unread_gpu_status(gpu: UnreadGpu, claimed_mib: Mapping[str, int]) -> UnreadGpuStatus:
+    return UnreadGpuStatus(
+        index=gpu.index,
+        mig=gpu.mig,
+        uuid=gpu.uuid,
+        pci_address=gpu.pci_address,
+        reason=gpu.reason,
+        description=gpu.description,
+        claimed_mib=None if gpu.uuid is None else claimed_mib.get(gpu.uuid, 0),
+        host=gpu.host,
+    )
+
+
+def host_statuses(observed: ObservedState) -> list[HostStatus]:
+    """Return the status of each host, by name. Empty for an installation with one host, which has no name."""
+    claimed_mib = _sum_claims(observed)
+    return [HostStatus(**_host_fields(host, observed.replicas, claimed_mib)) for host in observed.hosts if host.name]
+
+
+def host_details(host: Host, observed: ObservedState) -> HostDetails:
+    """Return a host with its GPUs, and with what runs there and claims memory as of the observation."""
+    claimed_mib = _sum_claims(observed)
+    return HostDetails(
+        **_host_fields(host, observed.replicas, claimed_mib),
+        gpus=None if host.gpus is None else [_gpu_status(gpu, claimed_mib) for gpu in host.gpus],
+        unread_gpus=[_unread_gpu_status(gpu, claimed_mib) for gpu in host.unread_gpus],
+    )
+
+
+def _host_fields(host: Host, replicas: Iterable[ObservedReplica], claimed_mib: Mapping[str, int]) -> dict[str, Any]:
+    driver = host.driver or GpuDriver()
+    return {
+        "name": host.name,
+        "state": host.state.value,
+        "since": host.since or None,
+        "last_heard": host.last_heard,
+        "reason": host.reason,
+        "address": host.address,
+        "runtime": host.runtime,
+        "versions": dict(host.versions),
+        "labels": dict(host.labels),
+        "gpu_count": None if host.gpus is None else len(host.gpus),
+        "gpu_error": host.gpu_error,
+        "driver_version": driver.version,
+        "cuda_version": driver.cuda_version,
+        "memory_mib": host.memory_mib,
+        "claimed_mib": claimed_mib.get(host.memory_key, 0),
+        "models_free_mib": host.models_free_mib,
+        "engines": sorted(each.name for each in replicas if each.host == host.name and each.phase is not Phase.EXITED),
+    }
 
 
 def _sum_claims(observed: ObservedState) -> dict[str, int]:
-    """Return the MiB that replicas that have not ended claim, by GPU uuid, and under HOST for main memory."""
+    """Return the MiB that replicas that have not ended claim, by GPU uuid and by the hosts' `memory_key`."""
     claimed_mib: dict[str, int] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.EXITED:
@@ -174,7 +220,8 @@ def plan_view(last_round: Round, now: float) -> PlanView:
 
 def _action(action: Action) -> ActionView:
     replica = f"{action.id.model}/{action.id.index}" if isinstance(action, Start) else getattr(action, "name", None)
-    return ActionView(kind=action.kind, model=action.model, replica=replica, reason=action.reason)
+    host = getattr(action, "host", "")
+    return ActionView(kind=action.kind, model=action.model, replica=replica, reason=action.reason, host=host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,4 +387,5 @@ def gpu_memory(gpu: GpuStatus) -> GpuMemory:
         processes=gpu.processes,
         mig=gpu.mig,
         is_unified=gpu.is_unified,
+        host=gpu.host,
     )

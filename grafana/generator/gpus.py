@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from grafana.generator.panels import COLUMNS, GPU, MODEL, Board, Query, Section, Stat, TimeSeries
+from grafana.generator.panels import COLUMNS, GPU, MODEL, Board, Query, Section, Stat, StateTimeline, TimeSeries
 
 _OF_GPU = 'gpu=~"$gpu"'
 _USED, _TOTAL = (f"roundhouse_gpu_{name}_mib{{{_OF_GPU}}}" for name in ("used", "total"))
 _OF_BOTH = f'{_OF_GPU},model=~"$model"'
+_HOST_STATES = {
+    0: ("ready", "green"),
+    1: ("draining", "blue"),
+    2: ("silent", "yellow"),
+    3: ("lost", "red"),
+    4: ("refused", "orange"),
+}
+_HOST_EXPR = (
+    "max by (host) ("
+    + " or ".join(f'roundhouse_host_state{{state="{state}"}} * {number}' for number, (state, _) in _HOST_STATES.items())
+    # The only host of an installation has no name and no series.
+    + ') or (label_replace(vector(0), "host", "this host", "", "") unless on () roundhouse_host_state)'
+)
 
 BOARD = Board(
     name="gpus",
@@ -75,6 +88,17 @@ BOARD = Board(
                     ),
                     "mbytes",
                     width=COLUMNS,
+                ),
+            ),
+        ),
+        Section(
+            "Hosts",
+            (
+                StateTimeline(
+                    "States of hosts",
+                    "The state of each host over time. What runs on a lost one is started on others.",
+                    (Query(_HOST_EXPR, "{{host}}"),),
+                    states=_HOST_STATES,
                 ),
             ),
         ),

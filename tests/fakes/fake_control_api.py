@@ -10,7 +10,16 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from contract.admin import AdminModel, AdminModels, Capabilities, Drift, DryRun, GpuMemoryAnswer
+from contract.admin import (
+    AdminModel,
+    AdminModels,
+    Capabilities,
+    Drift,
+    DryRun,
+    GpuMemoryAnswer,
+    HostDetails,
+    HostList,
+)
 from contract.declarations import DeclarationsView, DeclarationView
 from contract.errors import RoundhouseError
 from contract.journal import History, JournalEntry
@@ -85,6 +94,10 @@ def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
     return AdminModel(name=name, **(fields | more))
 
 
+def host(name: str = "", state: str = "ready", **more: Any) -> HostDetails:
+    return HostDetails(name=name, state=state, **{"gpus": [], "unread_gpus": [], "gpu_count": 0, **more})
+
+
 def listed(*rows: AdminModel, **more: Any) -> AdminModels:
     fields: dict[str, Any] = {
         "last_event_id": 0,
@@ -138,6 +151,7 @@ class FakeControlApi:
         """What each connection to the events sends; GONE breaks it. Without any, one stays silent."""
         self.log: list[bytes | str] = [b"one line\n"]
         self.memory = GpuMemoryAnswer(gpus=[], models=[], error="NVML is not installed")
+        self.hosts = HostList(hosts=[host()], is_cut_off=False)
         self._socket = socket
 
     async def __aenter__(self) -> Self:
@@ -153,6 +167,8 @@ class FakeControlApi:
         app.router.add_get("/v1/admin/events", self._events)
         app.router.add_get("/v1/admin/history", self._history)
         app.router.add_get("/v1/admin/gpu-memory", self._gpu_memory)
+        app.router.add_get("/v1/admin/hosts", self._hosts)
+        app.router.add_post("/v1/admin/hosts/{name}/{verb}", self._change_host)
         app.router.add_get("/v1/admin/models", self._models)
         app.router.add_post("/v1/admin/models/{name:.+}/{verb:load|unload}", self._move)
         app.router.add_delete("/v1/admin/models/{name:.+}/override", self._reset)
@@ -214,6 +230,18 @@ class FakeControlApi:
 
     async def _gpu_memory(self, _request: web.Request) -> web.Response:
         return _json(self.memory.model_dump_json())
+
+    async def _hosts(self, _request: web.Request) -> web.Response:
+        self.requests.append(("hosts", None))
+        return _json(self.hosts.model_dump_json())
+
+    async def _change_host(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.requests.append((request.match_info["verb"], {"name": request.match_info["name"], "body": body}))
+        if self.refusal is not None:
+            return _refused(self.refusal)
+        found = next(each for each in self.hosts.hosts if each.name == request.match_info["name"])
+        return _json(found.model_dump_json())
 
     async def _models(self, _request: web.Request) -> web.Response:
         self.requests.append(("models", None))

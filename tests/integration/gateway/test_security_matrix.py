@@ -152,7 +152,16 @@ def inference_routes() -> Iterator[Route]:
 
 async def every_route(gateway: GatewayHarness) -> list[Route]:
     """Those, those of the document, and some that are in none."""
-    names = ("hub", "journal", "admin_service", "declaration_service", "logs", "downloads", "model_files")
+    names = (
+        "hub",
+        "journal",
+        "admin_service",
+        "declaration_service",
+        "host_service",
+        "logs",
+        "downloads",
+        "model_files",
+    )
     parts: Any = SimpleNamespace(**dict.fromkeys(names))
     gateway.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
     paths = (await gateway.get("/openapi.json", key="secret-all")).body["paths"]

@@ -221,7 +221,13 @@ def _settings(settings: type[BaseModel]) -> dict[str, Any]:
 
 def make_metrics() -> Any:
     """Families: type, labels, and the buckets of histograms."""
-    return {"controller": _families(_controller_metrics()), "gateway": _families(_gateway_metrics())}
+    controller = _families(_controller_metrics())
+    several = _families(_controller_metrics("a"))
+    return {
+        "controller": controller,
+        "controller, several hosts": {name: each for name, each in several.items() if each != controller.get(name)},
+        "gateway": _families(_gateway_metrics()),
+    }
 
 
 def _families(registry: CollectorRegistry) -> dict[str, Any]:
@@ -238,16 +244,16 @@ def _families(registry: CollectorRegistry) -> dict[str, Any]:
     return found
 
 
-def _controller_metrics() -> CollectorRegistry:
-    """Metrics of a round that has one of everything."""
+def _controller_metrics(host: str = "") -> CollectorRegistry:
+    """Metrics of a round that has one of everything, on a host of this name."""
     model = DesiredModel(
         "m", StubDefinition(backend="stub"), "stub", "h", 2, Statement("file", 0.0, "enabled"), gpu_count=3
     )
     desired = DesiredState(1, {"m": model})
     replica = ObservedReplica(ReplicaId("m", 0, "h"), "rh-i-m-0-h-1", Phase.RUNNING, 1.0)
     processes = (GpuProcess(7, 200, "python3", replica.name),)
-    gpu = Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes)
-    observed = ObservedState(5.0, (replica,), hosts=(Host(gpus=(gpu,)),))
+    gpu = Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes, host=host)
+    observed = ObservedState(5.0, (replica,), hosts=(Host(host, gpus=(gpu,)),))
     planned = plan(desired, observed, 5.0)
     done: Any = SimpleNamespace(
         round=Round(desired, observed, planned, assess_models(desired, observed, planned)), error=None

@@ -66,7 +66,7 @@ async def test_without_a_controller_nothing_is_offered_and_nothing_said(folder: 
 
 
 async def test_commands_options_and_kinds() -> None:
-    assert await completed("roundhouse un") == (["unload"], "")
+    assert await completed("roundhouse un") == (["unload", "undrain"], "")
     assert await completed("roundhouse load --rep") == (["--replicas"], "")
     assert sorted((await completed("roundhouse events --kind "))[0]) == sorted(get_args(EventKind))
     assert await completed("roundhouse key ") == (["new", "ls", "revoke"], "")

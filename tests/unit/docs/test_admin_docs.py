@@ -51,7 +51,16 @@ page has only what /openapi.json does not say."""
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    names = ("hub", "journal", "admin_service", "declaration_service", "logs", "downloads", "model_files")
+    names = (
+        "hub",
+        "journal",
+        "admin_service",
+        "declaration_service",
+        "host_service",
+        "logs",
+        "downloads",
+        "model_files",
+    )
     parts: Any = SimpleNamespace(**dict.fromkeys(names))
     return create_app(parts, CollectorRegistry()).openapi()
 

@@ -105,7 +105,7 @@ def test_fields_of_a_load() -> None:
 
 
 REFERENCE = ROOT / "docs" / "metrics.md"
-NAME = re.compile(r"(?<![:\w])(?:roundhouse_(?:gateway|controller|model|gpu|retrieval|engine)|localllm)_\w+")
+NAME = re.compile(r"(?<![:\w])(?:roundhouse_(?:gateway|controller|model|gpu|hosts?|retrieval|engine)|localllm)_\w+")
 UNUSED: dict[str, str] = {}
 """Metrics that no panel, rule or other page uses, and why they are there all the same."""
 

@@ -12,6 +12,7 @@ export const KINDS = [
   "drift",
   "controller",
   "gateway",
+  "host",
   "download",
   "tool",
 ] as const;

@@ -18,6 +18,8 @@ export interface ReplicaDetails {
   claims: Record<string, number>;
   /** The same as at the start: declared, predicted, or measured at an earlier load. */
   start_claims: Record<string, number>;
+  /** Name of its host; absent: there is one host. */
+  host?: string;
 }
 
 export interface AdminModel {
@@ -80,6 +82,21 @@ export interface Gpu {
   processes: { pid: number; name: string | null; used_mib: number | null; replica: string | null }[] | null;
   mig: number | null;
   is_unified: boolean;
+  /** Name of its host; absent: there is one host. */
+  host?: string;
+}
+
+/** A host of an installation with several. Memory is in MiB. */
+export interface Host {
+  name: string;
+  /** `ready`, `draining`, `silent`, `lost` or `refused`. */
+  state: string;
+  reason: string | null;
+  /** Unix time in seconds; null: it is the controller's own. */
+  last_heard: number | null;
+  memory_mib: number | null;
+  claimed_mib: number;
+  engines: string[];
 }
 
 export interface GpuMemory {
@@ -91,6 +108,9 @@ export interface GpuMemory {
   error: string | null;
   driver_version: string | null;
   cuda_version: string | null;
+  /** Absent: there is one host. */
+  hosts?: Host[];
+  is_cut_off?: boolean;
 }
 
 export interface Plan {
@@ -177,6 +197,11 @@ export function unloadModel(client: ApiClient, model: string) {
 /** Takes the last load or unload back: the files rule again. */
 export function resetModel(client: ApiClient, model: string) {
   return client.request<AdminModel>(`${modelPath(model)}/override`, { method: "DELETE" });
+}
+
+/** Drains a host, or takes that back, and answers it. */
+export function changeHost(client: ApiClient, host: string, verb: "drain" | "undrain") {
+  return client.request<Host>(`${ADMIN}/hosts/${encodeURIComponent(host)}/${verb}`, { method: "POST" });
 }
 
 /** Declares a model without a file. `fields` are those of a definition. */

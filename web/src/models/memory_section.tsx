@@ -5,7 +5,7 @@ import { ErrorNote, Meter, SameByCommand } from "../ui/controls";
 import { mibText } from "../ui/figures";
 import { CARD, Section } from "../ui/view";
 import type { AdminModel, Gpu, GpuMemory } from "./admin_models";
-import { type Claim, claimsOn, gpuLabel, HOST, type Part, partsOf, predictedMib } from "./memory_shares";
+import { type Claim, claimsOn, gpuLabel, mainMemories, type Part, partsOf, predictedMib } from "./memory_shares";
 
 interface MemorySectionProps {
   models: readonly AdminModel[];
@@ -15,7 +15,9 @@ interface MemorySectionProps {
 }
 
 export function MemorySection({ models, memory, error }: MemorySectionProps) {
-  const hostClaims = claimsOn(HOST, models);
+  const mainClaims = mainMemories(memory)
+    .map(({ key, label }) => ({ label, claims: claimsOn(key, models) }))
+    .filter(({ claims }) => claims.length > 0);
   return (
     <Section title="Memory">
       {error && <ErrorNote {...describeError(error)} />}
@@ -30,12 +32,12 @@ export function MemorySection({ models, memory, error }: MemorySectionProps) {
           This host has no GPU that Roundhouse can use{memory.error ? `: ${memory.error}` : ""}.
         </p>
       )}
-      {hostClaims.length > 0 && (
-        <section aria-label="Main memory" className={CARD}>
-          <h3 className="font-medium">Main memory</h3>
-          <ClaimList claims={hostClaims} />
+      {mainClaims.map(({ label, claims }) => (
+        <section key={label} aria-label={label} className={CARD}>
+          <h3 className="font-medium">{label}</h3>
+          <ClaimList claims={claims} />
         </section>
-      )}
+      ))}
       <SameByCommand command="roundhouse gpu" />
     </Section>
   );
@@ -48,15 +50,13 @@ export function MemoryBars({ models, memory }: Pick<MemorySectionProps, "models"
     note: `${mibText(gpu.used_mib)} of ${mibText(gpu.total_mib)} used`,
     parts: partsOf(claimsOn(gpu.uuid, models), gpu.used_mib, gpu.total_mib),
   }));
-  const claims = claimsOn(HOST, models);
-  const claimed = claims.reduce((sum, { claimedMib }) => sum + claimedMib, 0);
-  const total = memory?.host_mib ?? null;
-  const host = {
-    label: "Main memory",
-    note: `${mibText(claimed)} ${total === null ? "" : `of ${mibText(total)} `}claimed`,
-    parts: partsOf(claims, null, total),
-  };
-  const bars = claimed > 0 ? [...gpus, host] : gpus;
+  const main = mainMemories(memory).flatMap(({ key, label, total }) => {
+    const claims = claimsOn(key, models);
+    const claimed = claims.reduce((sum, { claimedMib }) => sum + claimedMib, 0);
+    const note = `${mibText(claimed)} ${total === null ? "" : `of ${mibText(total)} `}claimed`;
+    return claimed > 0 ? [{ label, note, parts: partsOf(claims, null, total) }] : [];
+  });
+  const bars = [...gpus, ...main];
   if (bars.length === 0) return null;
   return (
     <section aria-label="Memory by model" className="flex flex-col gap-2">

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { AdminModel } from "./admin_models";
-import { claimsOn, gpuLabel, HOST, partsOf, predictedMib } from "./memory_shares";
+import { claimsOn, gpuLabel, HOST, mainMemories, partsOf, predictedMib } from "./memory_shares";
 
 function modelOf(name: string, ...claims: [Record<string, number>, Record<string, number>][]): AdminModel {
   const replicas = claims.map(([now, start], index) => ({
@@ -47,4 +47,12 @@ test("memory is parted by model, others and what is free", () => {
 
 test("an instance of a GPU is named with its GPU", () => {
   expect([gpuLabel({ index: 0, mig: null }), gpuLabel({ index: 1, mig: 2 })]).toEqual(["GPU 0", "GPU 1, MIG 2"]);
+});
+
+test("several hosts have a main memory each, and name their GPUs", () => {
+  expect(mainMemories(undefined)).toEqual([{ key: HOST, label: "Main memory", total: null }]);
+  expect(mainMemories({ host_mib: 64 })).toEqual([{ key: HOST, label: "Main memory", total: 64 }]);
+  const b = { name: "b", state: "ready", reason: null, last_heard: null, memory_mib: 9, claimed_mib: 0, engines: [] };
+  expect(mainMemories({ host_mib: 9, hosts: [b] })).toEqual([{ key: "host:b", label: "Main memory of b", total: 9 }]);
+  expect(gpuLabel({ index: 0, mig: 1, host: "b" })).toBe("GPU b/0, MIG 1");
 });

@@ -1,5 +1,5 @@
 /** Who takes how much of a GPU, or of main memory. Pure. */
-import type { AdminModel, Gpu } from "./admin_models";
+import type { AdminModel, Gpu, GpuMemory } from "./admin_models";
 
 /** Key of main memory in the claims of a replica. */
 export const HOST = "host";
@@ -58,7 +58,18 @@ export function partsOf(claims: readonly Claim[], used: number | null, total: nu
   return parts.filter(({ mib }) => mib > 0).sort((one, other) => size(other) - size(one));
 }
 
-/** Returns a GPU's label: `GPU 0`, or `GPU 0, MIG 2`. */
-export function gpuLabel(gpu: Pick<Gpu, "index" | "mig">): string {
-  return gpu.mig === null ? `GPU ${gpu.index}` : `GPU ${gpu.index}, MIG ${gpu.mig}`;
+/** Returns a GPU's label: `GPU 0`, or `GPU 0, MIG 2`; `GPU b/0` on host `b` of several. */
+export function gpuLabel(gpu: Pick<Gpu, "index" | "mig" | "host">): string {
+  const name = gpu.host ? `GPU ${gpu.host}/${gpu.index}` : `GPU ${gpu.index}`;
+  return gpu.mig === null ? name : `${name}, MIG ${gpu.mig}`;
+}
+
+/** Returns the main memory of each host: its key in claims, its label, and its MiB; null: not bounded, or not known. */
+export function mainMemories(memory: Pick<GpuMemory, "host_mib" | "hosts"> | undefined) {
+  if (memory?.hosts === undefined) return [{ key: HOST, label: "Main memory", total: memory?.host_mib ?? null }];
+  return memory.hosts.map(({ name, memory_mib }) => ({
+    key: `${HOST}:${name}`,
+    label: `Main memory of ${name}`,
+    total: memory_mib,
+  }));
 }

@@ -123,6 +123,7 @@ function EnginesSection({ model }: { model: AdminModel }) {
           <li key={replica.name} className="break-words">
             <span className="font-mono">{replica.name}</span>: {replica.phase}
             {replica.outdated && ", of an older definition"}, {requestCount(replica.inflight)} running
+            {replica.host && `, on host ${replica.host}`}
             {replica.started_at !== null && `, since ${timeText(replica.started_at)}`}
           </li>
         ))}

@@ -8,6 +8,7 @@ import { type AdminModels, adminModelsQuery, gpuMemoryQuery, isForbidden, planQu
 import { DownloadsSection } from "./downloads/downloads_section";
 import { GetModelSection } from "./downloads/get_model_section";
 import { ModelFilesSection } from "./downloads/model_files_section";
+import { HostsSection } from "./hosts_section";
 import { MemoryBars, MemorySection } from "./memory_section";
 import { ModelPage } from "./model_page";
 import { ModelTable } from "./model_table";
@@ -44,6 +45,7 @@ function Overview({ listing }: { listing: AdminModels }) {
         <PlanNote />
         <SameByCommand command="roundhouse status" />
       </Section>
+      <HostsSection memory={memory.data} />
       <MemorySection models={listing.models} memory={memory.data} error={memory.error} />
       <DownloadsSection />
       <ModelFilesSection />

@@ -66,6 +66,7 @@ def error_of(reply: Reply) -> ErrorBody:
         ("/models/m/logs/logs", TEXT),
         ("/models/org/a/logs/logs", TEXT),
         ("/gpu-memory", JSON),
+        ("/hosts", JSON),
         ("/plan", JSON),
         ("/drift", JSON),
         ("/history", JSON),
@@ -86,6 +87,8 @@ async def test_each_reply_has_its_content_type(client: HttpClient, path: str, ki
     [
         *(("GET", path, "unknown_route") for path in ("/", "/v1/admin", "/v1/admin/", "/v1/admin/nothing", "/docs")),
         ("GET", "/v1/admin/models/", "schema_violation"),
+        ("POST", "/v1/admin/hosts/b/drain", "unknown_host"),
+        ("POST", "/v1/admin/hosts/b/forget", "schema_violation"),
         ("GET", "/v1/admin/models/m/load", "unknown_model"),  # read as a model of that name
         ("GET", "/v1/admin/models/other/logs", "unknown_model"),
         ("PUT", "/v1/admin/models", "method_not_allowed"),

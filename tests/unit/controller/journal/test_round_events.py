@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from contract.status import ModelState, ModelStatus, Problem, StatementView
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.hosts import Gpu, Host, UnreadGpu
+from controller.hosts import Gpu, Host, HostState, UnreadGpu
 from controller.model_status import Round
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
 from controller.planning.backoff import with_log_tail
@@ -277,3 +277,39 @@ def test_a_gpu_that_cannot_be_read_is_told_once_with_its_reason_and_when_it_is_b
     assert told(unknown, Story(observed=ObservedState(NOW, hosts=(Host(gpus=None),)))) == [], "nobody knows"
     [back] = told(in_part, well)
     assert (back.message, back.details) == ("GPU 1 is read again", {"gpu": "1", "uuid": "GPU-b", "error": None})
+
+
+def hosts(*seen: tuple[str, HostState], reason: str | None = None, is_cut_off: bool = False) -> Story:
+    made = tuple(Host(name, state, reason=reason) for name, state in seen)
+    return Story(observed=ObservedState(NOW, hosts=made, is_cut_off=is_cut_off))
+
+
+def test_each_change_of_a_host_is_told_once() -> None:
+    ready, silent, lost = (hosts(("b", each)) for each in (HostState.READY, HostState.SILENT, HostState.LOST))
+    draining = hosts(("b", HostState.DRAINING))
+    for before, after, words in (
+        (hosts(), ready, "has joined"),
+        (hosts(), draining, "has joined, and is drained"),
+        (ready, silent, "is silent: it does not answer, and what runs there is unknown"),
+        (silent, lost, "is lost: others take over what ran there"),
+        (lost, ready, "is back"),
+        (silent, draining, "is back, and is drained"),
+        (ready, draining, "is drained"),
+        (draining, ready, "is not drained any more"),
+        (ready, hosts(("b", HostState.REFUSED), reason="it runs docker"), "is refused: it runs docker"),
+        (lost, hosts(), "has left"),
+    ):
+        [entry] = told(before, after)
+        assert (entry.kind, entry.model, entry.message) == ("host", None, f"host b {words}")
+        assert entry.details["host"] == "b"
+        assert told(after, after) == []
+    assert told(None, ready) == [], "the first round compares with nothing"
+
+
+def test_the_host_without_a_name_is_no_event_and_being_cut_off_is_one() -> None:
+    assert told(hosts(("", HostState.READY)), hosts(("", HostState.DRAINING))) == []
+    away = (("a", HostState.SILENT), ("b", HostState.SILENT), ("c", HostState.READY))
+    [entry] = told(hosts(*away), hosts(*away, is_cut_off=True))
+    assert entry.message == "the controller is cut off: 2 of 3 hosts do not answer, nothing is moved"
+    [entry] = told(hosts(*away, is_cut_off=True), hosts(*away))
+    assert (entry.message, entry.details) == ("the controller is not cut off any more", {"is_cut_off": False})

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from contract.admin import Drift, DriftItem
 from controller.engines.stub import StubDefinition
-from controller.hosts import Gpu, GpuProcess, Host, UnreadGpu
+from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu
 from controller.memory_estimator import Estimate
 from controller.model_status import Round, assess_models
 from controller.planning.actions import Start
@@ -72,6 +72,15 @@ def _round() -> Round:
     observed = ObservedState(5.0, (replica,), hosts=(Host(gpus=gpus, unread_gpus=unread_gpus),))
     made = plan(desired, observed, 5.0)
     return Round(desired, observed, made, assess_models(desired, observed, made))
+
+
+def _named_round() -> Round:
+    """Two hosts, of which one is silent."""
+    gpu = Gpu("GPU-a", 0, "fake", 1_000, 300, host="a")
+    unread = UnreadGpu(1, "it has fallen off the bus", "GPU-b", host="b")
+    hosts = (Host("a", gpus=(gpu,)), Host("b", HostState.SILENT, unread_gpus=(unread,)))
+    before = _round()
+    return replace(before, observed=replace(before.observed, hosts=hosts, is_cut_off=True))
 
 
 def _later_round() -> Round:
@@ -137,13 +146,29 @@ def test_the_docs_hold_the_same_metrics() -> None:
     )
     documented = {(name, kind, tuple(re.findall(r"\w+", labels)), text) for name, kind, labels, text in rows}
     served = set()
-    for family in _registry(Rounds(_round())).collect():
+    named = {"roundhouse_host_state", "roundhouse_hosts_cut_off"}
+    several = [each for each in _registry(Rounds(_named_round())).collect() if each.name in named]
+    for family in [*_registry(Rounds(_round())).collect(), *several]:
         if family.name.startswith("process_"):
             continue  # the client library's
         name = f"{family.name}_total" if family.type == "counter" else family.name
         [labels] = {tuple(each for each in sample.labels if each != "le") for sample in family.samples}
         served.add((name, family.type, labels, family.documentation))
     assert documented == served
+
+
+def test_hosts_with_a_name_have_states_and_are_a_label_of_their_gpus() -> None:
+    registry = _registry(Rounds(_named_round()))
+    check_samples(
+        registry,
+        ("host_state", {"host": "a", "state": "ready"}, 1),
+        ("host_state", {"host": "a", "state": "silent"}, 0),
+        ("host_state", {"host": "b", "state": "silent"}, 1),
+        ("hosts_cut_off", {}, 1),
+        ("gpu_used_mib", {"gpu": "a/0", "uuid": "GPU-a", "host": "a"}, 300),
+        ("gpu_unread", {"gpu": "b/1", "uuid": "GPU-b", "host": "b"}, 1),
+    )
+    assert not [family.name for family in _registry(Rounds(_round())).collect() if "host_" in family.name]
 
 
 def test_metrics_of_a_round_have_their_values() -> None:

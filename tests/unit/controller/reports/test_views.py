@@ -8,7 +8,7 @@ from typing import Any
 from contract.keys import Key
 from contract.status import ControllerStatus, Problem
 from controller.engines.stub import StubDefinition
-from controller.hosts import Gpu, Host, UnreadGpu
+from controller.hosts import Gpu, Host, HostState, UnreadGpu
 from controller.model_status import Round, assess_models
 from controller.planning.plan import plan
 from controller.reports.views import Traffic, live_row, plan_view, status_view
@@ -105,3 +105,29 @@ def test_the_main_memory_that_a_model_without_a_gpu_declares_is_its_estimate() -
     ):
         row = live_row(want, status, traffic, None, observed_mib=50)
         assert (row.vram_estimate_mib, row.vram_estimate_source) == shown
+
+
+def test_hosts_are_in_the_status_of_an_installation_with_several_alone() -> None:
+    on_b = replace(OLD, host="b", claims={"GPU-b": 300, "host:b": 20})
+    hosts = (Host("a"), Host("b", memory_mib=64, gpus=(Gpu("GPU-b", 0, "H200", 1_000, 400, host="b"),)))
+    status = _status(_round(ObservedState(NOW, (on_b,), hosts=hosts, is_cut_off=True)))
+    assert [(each.name, each.engines, each.claimed_mib) for each in status.hosts] == [
+        ("a", [], 0),
+        ("b", ["rh-m-0"], 20),
+    ]
+    shown = status.model_dump(mode="json", exclude_unset=False)
+    assert (shown["is_cut_off"], shown["gpus"][0]["host"], shown["models"][0]["replicas"][0]["host"]) == (
+        True,
+        "b",
+        "b",
+    )
+    shown = _status(_round(ObservedState(NOW, (OLD,), hosts=(Host(gpus=(Gpu("GPU-a", 0, "H200", 9),)),)))).model_dump()
+    assert not {"hosts", "is_cut_off"} & shown.keys()
+    assert "host" not in shown["gpus"][0]
+    assert "host" not in shown["models"][0]["replicas"][0]
+
+
+def test_a_plan_says_on_which_host_something_is_done() -> None:
+    hosts = (Host("a", HostState.SILENT), Host("b"))
+    view = plan_view(_round(ObservedState(NOW, hosts=hosts)), NOW)
+    assert [(each.kind, each.host) for each in view.actions] == [("start", "b")]
