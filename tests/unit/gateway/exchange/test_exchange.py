@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from contract.errors import RoundhouseError
-from contract.routing import ModelRoute, RoutingTable
+from contract.routing import Endpoint, ModelRoute, RoutingTable
 from contract.status import ModelState
 from gateway.admission.fair_queue import MOST_OVERTAKEN
 from gateway.exchange.admission_stage import AdmissionStage
@@ -50,7 +50,7 @@ OPENED       -      yes       -      -       -    -    -         yes
 PREPARING    -      yes       yes    yes     yes  yes  -         yes
 QUEUED       -      -         -      yes     yes  yes  -         yes
 LOADING      -      -         yes    -       yes  yes  -         yes
-HELD         -      -         -      -       yes  yes  -         yes
+HELD         -      -         yes    yes     yes  yes  -         yes
 SENT         -      -         yes    yes     yes  yes  yes       yes
 ANSWERING    -      -         yes    yes     yes  yes  -         yes
 ENDED        -      -         -      -       -    -    -         -
@@ -300,6 +300,28 @@ async def test_a_slot_is_held_while_a_hook_waits_before_sending(site: Site) -> N
     future.set_result(None)
     await asyncio.sleep(0)
     assert (client.exchange.state, site.engine_call.replica) == (ExchangeState.SENT, "m-0")
+
+
+async def test_a_replica_that_leaves_the_table_while_a_hook_waits_is_not_asked(site: Site) -> None:
+    futures, asked = [new_future(), new_future()], list[str]()
+
+    def wait(_exchange: Exchange, _route: ModelRoute, endpoint: Endpoint) -> Pause | None:
+        asked.append(endpoint.base_url)
+        return Pause(futures[len(asked) - 1]) if len(asked) <= len(futures) else None
+
+    publish_state(site, ModelState.LOADED, URLS[0])
+    held = site.open(ExchangeHooks(before_send=(wait,)))
+    publish_state(site, ModelState.LOADED, URLS[1])  # a replica of the same name, elsewhere
+    futures[0].set_result(None)
+    await asyncio.sleep(0)
+    assert (held.exchange.state, asked, site.engines.calls) == (ExchangeState.HELD, list(URLS), [])
+    publish_state(site, ModelState.UNLOADED)
+    futures[1].set_result(None)
+    await asyncio.sleep(0)
+    assert (held.exchange.state, site.services.admission.slots_in_use) == (ExchangeState.LOADING, {})
+    publish_state(site, ModelState.LOADED, URLS[0])
+    assert (held.exchange.state, asked[2:]) == (ExchangeState.SENT, [URLS[0]])
+    assert site.services.admission.slots_in_use == {"m-0": 1}
 
 
 @pytest.mark.parametrize("kind", ["on_request", "before_send"])
