@@ -97,14 +97,19 @@ class WebSocketConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._protocol = ServerProtocol(state=State.OPEN, max_size=max_message_bytes)
         self._session: MessageSession | None = None
-        self._parts: list[bytes] = []
-        """Parts of a message whose last frame has not arrived."""
+        self._message = bytearray()
+        """A message whose last frame has not arrived, as far as it came. A list of its frames would have no bound: they
+        may be empty."""
         self._began_at = self._heard_at = self._loop.time()
         self._pinged_at: float | None = None
         """Event loop time of a ping since which nothing has arrived; None: there is none."""
         self._unsent_bytes = 0
         """Bytes in the write buffer at the last check."""
         self._unsent_since = self._began_at
+        self._is_held = False
+        """Whether the session wants nothing read."""
+        self._is_full = False
+        """Whether the client has much left to read. Nothing is read then: each ping would add an answer."""
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
         self._is_abort_set = False
@@ -137,9 +142,11 @@ class WebSocketConnection(asyncio.Protocol):
         if frame.opcode is Opcode.BINARY:
             self.close(CloseCode.UNSUPPORTED_DATA, "Messages are JSON texts.")
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
-            self._parts.append(bytes(frame.data))
-            if frame.fin:
-                message, self._parts = b"".join(self._parts), []
+            if not frame.fin:
+                self._message += frame.data
+            else:
+                message = bytes(self._message + frame.data if self._message else frame.data)
+                self._message = bytearray()
                 if self._session is not None and self._protocol.state is State.OPEN:
                     self._session.take_message(message)
 
@@ -159,14 +166,19 @@ class WebSocketConnection(asyncio.Protocol):
             session.client_gone()
 
     def pause_writing(self) -> None:
-        """Tell the session that the client reads more slowly than data is sent. Called by the event loop for a full
-        buffer."""
+        """Stop reading, and tell the session that the client reads more slowly than data is sent. Called by the event
+        loop for a full buffer."""
+        self._is_full = True
+        self._follow_pauses()
         self._unsent_bytes, self._unsent_since = self.transport.get_write_buffer_size(), self._loop.time()
         if self._session is not None:
             self._session.client_full()
 
     def resume_writing(self) -> None:
-        """Tell the session that the client has read enough of what was sent. Called by the event loop."""
+        """Read again, and tell the session that the client has read enough of what was sent. Called by the event
+        loop."""
+        self._is_full = False
+        self._follow_pauses()
         self._unsent_bytes = 0
         if self._session is not None:
             self._session.client_ready()
@@ -197,16 +209,25 @@ class WebSocketConnection(asyncio.Protocol):
 
         Messages that have arrived already may still be passed to the session. Repeated calls do nothing.
         """
-        if self._is_reading and not self.transport.is_closing():
-            self._is_reading = False
-            self.transport.pause_reading()
+        self._is_held = True
+        self._follow_pauses()
 
     def resume_reading(self) -> None:
-        """Resume reading after `pause_reading`. Does nothing if reading is not paused or the connection is closing."""
-        if not self._is_reading and not self.transport.is_closing():
-            self._is_reading = True
-            self._heard_at, self._pinged_at = self._loop.time(), None
+        """Resume reading after `pause_reading`, once the client has read enough of what was sent. Does nothing if
+        reading is not paused or the connection is closing."""
+        self._is_held = False
+        self._follow_pauses()
+
+    def _follow_pauses(self) -> None:
+        reads = not self._is_held and not self._is_full
+        if reads is self._is_reading or self.transport.is_closing():
+            return
+        self._is_reading = reads
+        self._heard_at, self._pinged_at = self._loop.time(), None  # who is not heard is not mute
+        if reads:
             self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def shutdown(self) -> None:
         """Ask the session to close the connection once it is idle. Called by uvicorn when the server stops."""

@@ -315,10 +315,14 @@ class Wire(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
-    def pause_reading(self) -> None:
-        """Nothing is read but what the test gives."""
+    def set_protocol(self, protocol: Any) -> None:
+        """The test calls it."""
 
-    resume_reading = pause_reading
+    def pause_reading(self) -> None:
+        self.did.append("pause_reading")
+
+    def resume_reading(self) -> None:
+        self.did.append("resume_reading")
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -462,10 +466,13 @@ async def test_the_room_of_a_large_body_that_waits_for_its_turn_is_given_back(ki
 
 
 class Session:
-    """Takes no message."""
+    """Keeps the messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
 
     def take_message(self, message: bytes) -> None:
-        raise AssertionError
+        self.messages.append(message)
 
     def client_gone(self) -> None:
         """Its connection is closed."""
@@ -476,17 +483,52 @@ class Session:
         """It is never too old."""
 
 
+def websocket_on(wire: Wire, session: Session) -> websocket.WebSocketConnection:
+    connection = websocket.WebSocketConnection(
+        wire, ServerState(), local_address=None, max_message_bytes=1024, client_timeout_s=60.0
+    )
+    connection.serve_session(session, b"")
+    return connection
+
+
+async def test_a_message_in_countless_empty_frames_takes_no_memory() -> None:
+    session = Session()
+    connection = websocket_on(Wire(), session)
+    connection.data_received(b"\x01\x82\0\0\0\0ab")
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            connection.data_received(b"\0\x80\0\0\0\0" * 500)
+        grown_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    connection.data_received(b"\x80\x81\0\0\0\0c" + b"\x81\x81\0\0\0\0d")
+    connection.connection_lost(None)
+    assert session.messages == [b"abc", b"d"]
+    assert grown_bytes < 20_000
+
+
+async def test_a_client_that_reads_nothing_is_not_heard_and_its_pings_are_not_answered() -> None:
+    wire = Wire()
+    connection = websocket_on(wire, Session())
+    connection.pause_writing()
+    connection.pause_reading()
+    connection.resume_writing()
+    connection.pause_writing()
+    connection.resume_reading()
+    assert wire.did == ["pause_reading"], "both must be over"
+    connection.resume_writing()
+    assert wire.did == ["pause_reading", "resume_reading"]
+    connection.connection_lost(None)
+
+
 async def test_a_client_that_goes_on_sending_does_not_put_off_the_end_of_its_websocket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(websocket, "CLOSE_S", 0.2)
     wire, ended = Wire(), asyncio.Event()
     monkeypatch.setattr(wire, "abort", ended.set)
-    monkeypatch.setattr(wire, "set_protocol", lambda _: None)
-    connection = websocket.WebSocketConnection(
-        wire, ServerState(), local_address=None, max_message_bytes=1024, client_timeout_s=60.0
-    )
-    connection.serve_session(Session(), b"")
+    connection = websocket_on(wire, Session())
     connection.close(1000)
     for _ in range(10):
         await asyncio.sleep(0.1)
