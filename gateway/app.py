@@ -268,7 +268,7 @@ def create_gateway(
         inference.keep_access_log(open_access_log(settings.state, settings.access_log_mib))
     inference.add_features(extension.hooks, extension.find_websocket)
     history = MetricsHistory(live, ledger.queued, metrics.requests, time.monotonic)
-    loops = [link.run, download_feed.run, inference.run_timers, aicore_probe.run, trusted_clock.run, history.run]
+    loops = [download_feed.run, inference.run_timers, aicore_probe.run, trusted_clock.run, history.run]
     loops += extension.loops
     loops += [] if certificate is None else [certificate.follow_files]
     if settings.mdns and not settings.is_local:
@@ -350,6 +350,12 @@ def _log_failed_loop(task: asyncio.Task[None]) -> None:
         logger.critical("a loop of the gateway failed, and its work stops until a restart", exc_info=error)
 
 
+async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _new_framework_app(
     link: ControllerLink,
     engines: EngineClient,
@@ -358,24 +364,23 @@ def _new_framework_app(
     loops: Sequence[Callable[[], Coroutine[None, None, None]]],
     path_prefix: str,
 ) -> FastAPI:
-    """Return the application. Its lifespan enters the contexts of `entered` in order, runs `loops` as tasks, and closes
-    what the other arguments hold open. `path_prefix`: as the setting."""
+    """Return the application. Its lifespan enters the contexts of `entered` in order, runs the link and `loops` as
+    tasks, and at its end cancels the loops before it closes what they use. `path_prefix`: as the setting."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for part in entered:
                 await stack.enter_async_context(part)
-            tasks = [asyncio.create_task(run()) for run in loops]
-            for task in tasks:
+            link_task, *tasks = [asyncio.create_task(run()) for run in (link.run, *loops)]
+            for task in (link_task, *tasks):
                 task.add_done_callback(_log_failed_loop)
             yield
-        await engines.close()
-        await close_extension()
-        await link.say_goodbye()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel_tasks(tasks)
+            await engines.close()
+            await close_extension()
+            await link.say_goodbye()
+            await _cancel_tasks([link_task])
 
     app = FastAPI(
         title="Roundhouse",

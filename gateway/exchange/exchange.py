@@ -283,8 +283,8 @@ class Exchange:
         if self.is_ended:
             return
         self.answer.client_gone = True
+        self.detach_client()  # also where its end waits for the store: heartbeats go on till then
         if self.outlives_client:
-            self.detach_client()
             self.client_ready()
         else:
             self.answer.is_ended = self.account.is_cancelled = True

@@ -337,7 +337,8 @@ class ClientConnection(RequestReader):
     def _handle_timeout(self) -> None:
         """End the connection if it waits for the client and not for the gateway."""
         current_call = self._current_call
-        if self.flow.write_paused or (current_call is None and self.transport.get_write_buffer_size()):
+        is_last = current_call is None or self.transport.is_closing()  # a call that is broken off stays the current one
+        if self.flow.write_paused or (is_last and self.transport.get_write_buffer_size()):
             self._check_unsent()
         elif current_call is None:
             if self._idle_bytes:

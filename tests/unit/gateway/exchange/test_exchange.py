@@ -31,6 +31,7 @@ from gateway.exchange.hooks import (
 )
 from gateway.exchange.inner_requests import RoundClient
 from gateway.exchange.services import Services
+from gateway.exchange.stored_end import ObjectWrite
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
 from gateway.tenancy.api_keys import ANONYMOUS
@@ -376,6 +377,23 @@ async def test_a_stream_is_kept_alive_while_a_counted_request_waits_for_a_hook(s
     client.exchange.run_due(site.services.now() + 11)
     assert client.connection.head["x-request-id"] == "req-1"
     assert client.connection.body == b": ka\n\n"
+
+
+async def test_a_client_that_left_while_its_answer_is_stored_gets_no_heartbeat(site: Site) -> None:
+    write = ObjectWrite(lambda: None)
+    keeper = SimpleNamespace(begin_write=lambda last_part: write if b"DONE" in last_part else None)
+    client = site.open(
+        ExchangeHooks(on_admitted=(lambda exchange: exchange.hold_end(cast("Any", keeper)),)), stream=True
+    )
+    site.engine_call.begin_stream("one")
+    site.engine_call.end_stream()
+    told = client.connection.written
+    client.exchange.client_gone()
+    client.exchange.run_due(site.services.now() + 11)
+    assert (client.exchange.is_ended, client.connection.written) == (False, told)
+    write.done.set_result(None)
+    await asyncio.sleep(0)
+    assert (client.exchange.is_ended, client.connection.written) == (True, told)
 
 
 # What hooks may do

@@ -23,6 +23,7 @@ from gateway.server.connection import LINGER_S, ClientConnection
 from gateway.server.request_head import with_declared_path
 from gateway.server.request_reader import ClientLimits
 from tests.support.outcomes import present
+from tests.support.wait import until
 
 
 async def test_a_body_within_its_limit_passes_as_it_is_and_one_byte_more_is_refused() -> None:
@@ -463,6 +464,31 @@ async def test_the_room_of_a_large_body_that_waits_for_its_turn_is_given_back(ki
     assert (budget.used_bytes > 0) is (kind != "malformed"), "what is broken is dropped at once"
     connection.connection_lost(None)
     assert budget.used_bytes == 0
+
+
+class Stuck(Wire):
+    """A transport whose client reads nothing: its close waits for the client."""
+
+    def get_write_buffer_size(self) -> int:
+        return 1
+
+    def abort(self) -> None:
+        self.did.append("abort")
+
+
+async def test_an_answer_that_is_broken_off_and_not_taken_is_not_kept_for_ever() -> None:
+    limits = ClientLimits(max_header_bytes=1024, client_timeout_s=0.02, keep_alive_s=60.0, max_body_bytes=1024)
+    config = Config(App(), interface="asgi3", lifespan="off", ws="none", log_config=None)
+    connection, wire = ClientConnection(config, ServerState(), {}, direct=Unanswering(), limits=limits), Stuck()
+    connection.connection_made(wire)
+    connection.data_received(POST + b"content-length: 0\r\n\r\n")
+    call = cast("ClientCall", connection._current_call)
+    call.start_response(200, b"", b"some")
+    await asyncio.sleep(0.1)
+    assert "abort" not in wire.did, "the client waits for the gateway"
+    call.break_off()
+    await until("the connection is ended", lambda: "abort" in wire.did)
+    connection.connection_lost(None)
 
 
 class Session:
