@@ -418,18 +418,19 @@ class EngineStage:
         `may_resend`: the client has no part of an answer. Otherwise, or if the body is not there any more, the request
         ends with `kv_cache_exhausted`. Called by the attempt; does nothing after the end of the request.
         """
-        attempt, self._attempt = self._attempt, None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:
             return
-        if attempt is not None:
-            exchange.account.attempts += attempt.resent
         if ticket is not None:
             exchange.services.admission.record_overrun(ticket, exchange.services.now())
         if not may_resend:
             exchange.answer.broken_off_code = cache_exhausted_error(exchange.account.model).entry.code
-            exchange.close()
-        elif ticket is None or not exchange.has_body:
+            exchange.close()  # with the attempt: what came of it counts
+            return
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            exchange.account.attempts += attempt.resent
+        if ticket is None or not exchange.has_body:
             exchange.fail_request(cache_exhausted_error(exchange.account.model))
         else:
             exchange.run_guarded(partial(self._admission.preempt_request, by_engine=True))

@@ -32,6 +32,7 @@ from gateway.exchange.hooks import (
 from gateway.exchange.inner_requests import RoundClient
 from gateway.exchange.services import Services
 from gateway.exchange.stored_end import ObjectWrite
+from gateway.protocols.common.errors import CACHE_EXHAUSTED
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
 from gateway.tenancy.api_keys import ANONYMOUS
@@ -394,6 +395,19 @@ async def test_a_client_that_left_while_its_answer_is_stored_gets_no_heartbeat(s
     write.done.set_result(None)
     await asyncio.sleep(0)
     assert (client.exchange.is_ended, client.connection.written) == (True, told)
+
+
+async def test_what_came_of_a_stream_that_a_full_cache_ended_counts(site: Site) -> None:
+    settled: list[Any] = []
+    client = site.open(NO_HOOKS, stream=True)
+    entry = SimpleNamespace(settle_request=lambda _now, used, **told: settled.append((used, told)))
+    client.exchange.account.entry = cast("Any", entry)
+    site.engine_call.begin_stream("one", "two", "three")
+    site.engine_call.listener.engine_data(b'data: {"error":{"code":500,"message":"%b"}}\n\n' % CACHE_EXHAUSTED.encode())
+    site.engine_call.listener.engine_end()
+    assert client.exchange.answer.broken_off_code == "kv_cache_exhausted"
+    assert settled == [(None, {"was_sent": True, "is_failed": False, "passed_tokens": 3})]
+    assert client.exchange.account.attempts == 1
 
 
 # What hooks may do
