@@ -76,8 +76,7 @@ class TurnCall(ClientCall):
 
         `lines`: header lines; `retry-after`, `x-should-retry` and `x-request-id` become fields of the message.
         """
-        headers = [line.split(": ", 1) for line in lines.decode("latin-1").splitlines()]
-        self._session.send_error(status, body, {name: value for name, value in headers if name in _TOLD_HEADERS})
+        self._session.send_error(status, body, _told_headers(lines))
         self._end_turn()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
@@ -178,6 +177,8 @@ class ResponseSession:
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_serving = False
+        self._is_full = False
+        """Whether the client reads more slowly than data is sent: it gets no other answer till it has caught up."""
         self._close_code: int | None = None
         """The code with which to close the connection as soon as no request is being served; None: it stays open."""
 
@@ -212,12 +213,16 @@ class ResponseSession:
 
     def client_full(self) -> None:
         """Tell the request that is being served, if any, that the client reads more slowly than data is sent."""
+        self._is_full = True
         if self._call is not None and self._call.handler is not None:
             self._call.handler.client_full()
 
     def client_ready(self) -> None:
-        """Tell the request that is being served, if there is one, that the client has read enough of what was sent."""
-        if self._call is not None and self._call.handler is not None:
+        """Tell the request that is being served that the client has read enough of what was sent, or serve the next."""
+        self._is_full = False
+        if self._call is None:
+            self._serve_messages()
+        elif self._call.handler is not None:
             self._call.handler.client_ready()
 
     def check_age(self, age_s: float) -> None:
@@ -279,7 +284,7 @@ class ResponseSession:
             return
         self._is_serving = True
         try:
-            while self._waiting and self._call is None and self._close_code is None:
+            while self._waiting and self._call is None and self._close_code is None and not self._is_full:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message)
                 try:
@@ -302,9 +307,13 @@ class ResponseSession:
             handler.take_body(json_bytes(fields))
 
     def _send_refusal(self, error: RoundhouseError) -> None:
-        headers = dict(line.split(": ", 1) for line in header_lines(error_headers(error)).decode().splitlines())
-        told_headers = {name: value for name, value in headers.items() if name in _TOLD_HEADERS}
-        self.send_error(error.entry.status, error.json_bytes(), told_headers)
+        self.send_error(error.entry.status, error.json_bytes(), _told_headers(header_lines(error_headers(error))))
+
+
+def _told_headers(lines: bytes) -> dict[str, str]:
+    """Return what a message tells of header lines, each with CRLF: other line ends are a part of a value."""
+    headers = [line.partition(": ") for line in lines.decode("latin-1").split("\r\n")]
+    return {name: value for name, _, value in headers if name in _TOLD_HEADERS}
 
 
 def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any], SocketTurn]:

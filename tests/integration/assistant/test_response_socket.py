@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from openai.types.responses import ResponseInputItemParam
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 
-from assistant.hooks.response_session import LONGEST_S, MOST_WAITING
+from assistant.hooks.response_session import LONGEST_S, MOST_WAITING, ResponseSession, TurnCall
 from gateway.protocols.responses.items import INTRODUCTION
 from gateway.server.websocket import PING_S
 from tests.fakes.fake_controller import route
@@ -52,6 +53,39 @@ def socket_of(site: Site) -> Any:
     """The gateway's side of it."""
     [connection] = [each for each in site.gateway.connections if hasattr(each, "send_messages")]
     return connection
+
+
+class Sent:
+    """In the place of a connection: keeps what is sent."""
+
+    max_message_bytes = 1000
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send_messages(self, messages: Sequence[bytes]) -> None:
+        self.messages += map(json.loads, messages)
+
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    resume_reading = pause_reading
+
+
+async def test_a_client_that_has_not_read_its_answer_is_given_no_other() -> None:
+    sent, turns = Sent(), list[TurnCall]()
+    opened = SimpleNamespace(take_body=lambda _: None, client_full=lambda: None, client_ready=lambda: None)
+    session = ResponseSession(cast("Any", sent), [], lambda call, _: (turns.append(call), opened)[1], cast("Any", None))
+    for _ in range(2):
+        session.take_message(b'{"type": "response.create"}')
+    session.client_full()
+    odd = b"x-thing: a\x85b\x0bc\r\nretry-after: 1\r\n"  # as another server wrote it
+    turns[0].send_whole(503, odd, b'{"error": null}')
+    await asyncio.sleep(0)
+    assert sent.messages == [{"type": "error", "status": 503, "error": None, "headers": {"retry-after": "1"}}]
+    assert len(turns) == 1
+    session.client_ready()
+    assert len(turns) == 2
 
 
 async def test_a_response_over_websocket_has_the_events_of_http(site: Site, client: Socket) -> None:
