@@ -255,6 +255,8 @@ class Attempt:
             else:
                 self.resent = True
                 self._call = services.engines.send_request(self._endpoint, *self._request, self, fresh=True)
+                if self._owner.is_paused:
+                    self._call.pause()
             return
         self._call = None
         self._leave_replica()
@@ -295,10 +297,12 @@ class EngineStage:
     Made by `Exchange` with its `AdmissionStage`; both live from the complete request to its end.
     """
 
-    __slots__ = ("_admission", "_attempt", "_exchange", "_route")
+    __slots__ = ("_admission", "_attempt", "_exchange", "_route", "is_paused")
 
     def __init__(self, exchange: Exchange, admission: AdmissionStage) -> None:
         self._exchange = exchange
+        self.is_paused = False
+        """Whether nothing is to be read from an engine, whichever attempt is under way."""
         self._admission = admission
         self._attempt: Attempt | None = None
         """The attempt that is under way, or has ended with an answer; None: none yet, or the last one failed."""
@@ -341,14 +345,18 @@ class EngineStage:
         if ticket is not None:
             attempt.mark = services.admission.begin_answer(ticket, is_counted=attempt.asks_for_stream)
         attempt.send_request(api.method, option.target or request.target, headers, body, fresh=fresh)
+        if self.is_paused:
+            attempt.pause()
 
     def pause(self) -> None:
-        """Stop reading from the engine until `resume`. Does nothing if no attempt is under way."""
+        """Stop reading from the engine until `resume`, also in the attempts that follow."""
+        self.is_paused = True
         if self._attempt is not None:
             self._attempt.pause()
 
     def resume(self) -> None:
-        """Read from the engine again after `pause`. Does nothing if no attempt is under way or paused."""
+        """Read from the engine again after `pause`. Does nothing if nothing is paused."""
+        self.is_paused = False
         if self._attempt is not None:
             self._attempt.resume()
 

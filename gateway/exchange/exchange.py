@@ -581,7 +581,12 @@ class Exchange:
             if not self.account.is_round:  # the client's request, of which it is one, is refused by the same error
                 self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
             answer.lines += self.services.lines.refusal_lines(error, self.caller)
-        answer.send_error(error)
+        try:
+            answer.send_error(error)
+        except Exception:  # a recorder's, or of what writes the stream's end: the slot must not stay taken for it
+            request_id = answer.request_id
+            logger.exception("request %s: its error was not sent", request_id, extra=tag_request(request_id))
+            answer.break_off()
         self.close()
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from gateway.protocols.common.errors import CACHE_EXHAUSTED
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
 from gateway.tenancy.api_keys import ANONYMOUS
-from gateway.upstream.connection import EngineRefusedError
+from gateway.upstream.connection import EngineBrokenError, EngineRefusedError
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_engine_client import FakeEngineCall, FakeEngineClient
@@ -408,6 +408,37 @@ async def test_what_came_of_a_stream_that_a_full_cache_ended_counts(site: Site) 
     assert client.exchange.answer.broken_off_code == "kv_cache_exhausted"
     assert settled == [(None, {"was_sent": True, "is_failed": False, "passed_tokens": 3})]
     assert client.exchange.account.attempts == 1
+
+
+async def test_a_client_that_is_full_slows_the_attempts_that_follow_too(site: Site) -> None:
+    publish_state(site, ModelState.LOADED, URLS[0])
+    client = site.open(NO_HOOKS, stream=True)
+    first = site.engine_call
+    client.exchange.client_full()
+    assert first.is_paused
+    first.listener._is_kept_connection = True
+    first.listener.engine_failed(EngineBrokenError())  # sent again at once
+    assert (site.engine_call is not first, site.engine_call.is_paused) == (True, True)
+    publish_state(site, ModelState.LOADED, *URLS)
+    site.engine_call.listener.engine_failed(EngineRefusedError("refused"))  # by another replica
+    assert (site.engine_call.replica, site.engine_call.is_paused) == ("m-1", True)
+    client.exchange.client_ready()
+    assert not site.engine_call.is_paused
+
+
+async def test_a_recorder_that_fails_at_an_error_keeps_no_slot(site: Site) -> None:
+    def fail(_part: bytes) -> None:
+        raise KeyError("a defect")
+
+    def record(exchange: Exchange, *_: Any) -> None:
+        exchange.add_hooks(ExchangeHooks(on_event=(fail,)))
+
+    client = site.open(NO_HOOKS, stream=True)
+    site.engine_call.begin_stream("one")
+    record(client.exchange)
+    client.exchange.fail_request(REFUSED)
+    assert (client.exchange.is_ended, site.services.admission.slots_in_use) == (True, {})
+    assert not client.connection.transport.is_open, "its answer has no end"
 
 
 # What hooks may do
