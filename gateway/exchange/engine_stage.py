@@ -213,6 +213,9 @@ class Attempt:
         except RoundhouseError as error:
             self.cancel()
             self._owner.fail_request(error)
+        except Exception:  # noqa: BLE001 - logged
+            self.cancel()  # else the engine's connection would report it as a failure of the replica
+            self._fail_by_defect()
         else:
             if self._relay.events_passed >= self.mark:
                 self._owner.extend_answer(self._relay.events_passed)
@@ -228,13 +231,17 @@ class Attempt:
             self._owner.attempt_overrun(may_resend=exhausted.may_resend)
         except RoundhouseError as error:
             self._owner.fail_request(error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged
             # The engine's connection could do nothing with it, and the request would wait for its deadline.
-            request_id, replica = self._answer.request_id, self._endpoint.replica
-            logger.exception("request %s: what %s answered", request_id, replica, extra=tag_request(request_id))
-            self._owner.fail_request(RoundhouseError("internal_error", "The engine's answer could not be handled."))
+            self._fail_by_defect()
         else:
             self._owner.attempt_done()
+
+    def _fail_by_defect(self) -> None:
+        """Log the exception that is being handled, and fail the request by it."""
+        request_id, replica = self._answer.request_id, self._endpoint.replica
+        logger.exception("request %s: what %s answered", request_id, replica, extra=tag_request(request_id))
+        self._owner.fail_request(RoundhouseError("internal_error", "The engine's answer could not be handled."))
 
     def engine_failed(self, failure: EngineFailureError) -> None:
         """Handle a failed connection: try once more on a new one, or report to the owner.

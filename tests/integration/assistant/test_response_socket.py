@@ -14,8 +14,9 @@ from openai.types.responses import ResponseInputItemParam
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 
-from assistant.hooks.response_session import LONGEST_S, MOST_WAITING, ResponseSession, TurnCall
+from assistant.hooks.response_session import LONGEST_S, MOST_WAITING, ResponseSession
 from gateway.protocols.responses.items import INTRODUCTION
+from gateway.server.call import ClientCall
 from gateway.server.websocket import PING_S
 from tests.fakes.fake_controller import route
 from tests.fakes.mock_engine import WORDS
@@ -73,9 +74,14 @@ class Sent:
 
 
 async def test_a_client_that_has_not_read_its_answer_is_given_no_other() -> None:
-    sent, turns = Sent(), list[TurnCall]()
+    sent, turns = Sent(), list[Any]()
     opened = SimpleNamespace(take_body=lambda _: None, client_full=lambda: None, client_ready=lambda: None)
-    session = ResponseSession(cast("Any", sent), [], lambda call, _: (turns.append(call), opened)[1], cast("Any", None))
+
+    def open_turn(call: ClientCall, _: object) -> Any:
+        turns.append(call)
+        return opened
+
+    session = ResponseSession(cast("Any", sent), [], open_turn, cast("Any", None))
     for _ in range(2):
         session.take_message(b'{"type": "response.create"}')
     session.client_full()

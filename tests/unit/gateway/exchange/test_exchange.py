@@ -426,6 +426,18 @@ async def test_a_client_that_is_full_slows_the_attempts_that_follow_too(site: Si
     assert not site.engine_call.is_paused
 
 
+async def test_an_answer_that_the_gateway_fails_on_is_no_fault_of_its_replica(site: Site) -> None:
+    def fail(part: bytes) -> None:
+        if b"two" in part:
+            raise KeyError("a defect")
+
+    client = site.open(ExchangeHooks(on_event=(fail,)), stream=True)
+    site.engine_call.begin_stream("one", "two")
+    assert (client.exchange.is_ended, site.engine_call.is_cancelled) == (True, True)
+    assert client.exchange.answer.broken_off_code == "internal_error"
+    assert b"internal_error" in client.connection.body
+
+
 async def test_a_recorder_that_fails_at_an_error_keeps_no_slot(site: Site) -> None:
     def fail(_part: bytes) -> None:
         raise KeyError("a defect")
