@@ -175,7 +175,7 @@ class ResponseSession:
         self._call: TurnCall | None = None
         """The request that is being served; None: none is."""
         self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._served_bytes = 0
         self._is_serving = False
         self._is_full = False
         """Whether the client reads more slowly than data is sent: it gets no other answer till it has caught up."""
@@ -272,7 +272,7 @@ class ResponseSession:
 
     def end_turn(self) -> None:
         """End the current request, whose answer is complete, and serve the next message soon, not within this call."""
-        self._call = None
+        self._call, self._served_bytes = None, 0
         if not self._is_serving:  # not at once: the request still has to give back what it holds
             asyncio.get_running_loop().call_soon(self._serve_messages)
 
@@ -287,12 +287,14 @@ class ResponseSession:
             while self._waiting and self._call is None and self._close_code is None and not self._is_full:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message)
+                self._served_bytes = len(message)
                 try:
                     self._begin_turn(message)
                 except RoundhouseError as error:
                     self._send_refusal(error)
         finally:
             self._is_serving = False
+        self._connection.hold_messages(self._waiting_bytes + (self._served_bytes if self._call is not None else 0))
         if self._call is None and self._close_code is not None:
             self._connection.close(self._close_code)
         elif len(self._waiting) <= MOST_WAITING // 2 and self._waiting_bytes <= self._connection.max_message_bytes // 2:

@@ -187,6 +187,7 @@ class ClientConnection(RequestReader):
             local_address=self.local_address,
             max_message_bytes=self.max_body_bytes,
             client_timeout_s=self._limits.client_timeout_s,
+            body_budget=self._direct.body_budget,
         )
         self.transport.write(head)
         connection.serve_session(open_session(connection), data)

@@ -14,7 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from contract.errors import RoundhouseError
-from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.common.large_body import READING_COPIES, WHOLE_COPIES, LargeBody
 from gateway.server import websocket
 from gateway.server.asgi import Message, Receive, limit_body
 from gateway.server.body_budget import BodyBudget, BodyReservation, BodyRoom
@@ -509,9 +509,16 @@ class Session:
         """It is never too old."""
 
 
-def websocket_on(wire: Wire, session: Session) -> websocket.WebSocketConnection:
+def websocket_on(
+    wire: Wire, session: Session, max_bytes: int = 1024, timeout_s: float = 60.0, budget: BodyBudget | None = None
+) -> websocket.WebSocketConnection:
     connection = websocket.WebSocketConnection(
-        wire, ServerState(), local_address=None, max_message_bytes=1024, client_timeout_s=60.0
+        wire,
+        ServerState(),
+        local_address=None,
+        max_message_bytes=max_bytes,
+        client_timeout_s=timeout_s,
+        body_budget=budget or BodyBudget(1024),
     )
     connection.serve_session(session, b"")
     return connection
@@ -532,6 +539,39 @@ async def test_a_message_in_countless_empty_frames_takes_no_memory() -> None:
     connection.connection_lost(None)
     assert session.messages == [b"abc", b"d"]
     assert grown_bytes < 20_000
+
+
+LARGE_FRAME = b"\x81\xff" + LARGE.to_bytes(8, "big") + b"\0\0\0\0"
+
+
+async def test_a_large_message_waits_for_room_and_has_it_as_long_as_it_is_kept() -> None:
+    budget, session, wire = BodyBudget(4 * LARGE), Session(), Wire()
+    other = budget.reserve(3 * LARGE, lambda: None)
+    connection = websocket_on(wire, session, LARGE, budget=budget)
+    connection.data_received(LARGE_FRAME + b"x" * (LARGE - 10))
+    assert (wire.did, budget.used_bytes) == (["pause_reading"], 3 * LARGE)
+    budget.release(other)
+    assert (wire.did, budget.used_bytes) == (["pause_reading", "resume_reading"], READING_COPIES * LARGE)
+    connection.hold_messages(10)
+    connection.data_received(b"x" * 10)
+    assert (session.messages, budget.used_bytes) == ([b"x" * LARGE], WHOLE_COPIES * 10)
+    connection.hold_messages(0)
+    assert budget.used_bytes == 0
+    connection.data_received(LARGE_FRAME + b"x" * (LARGE - 10))
+    assert budget.used_bytes == READING_COPIES * LARGE
+    connection.connection_lost(None)
+    connection.hold_messages(0)
+    assert budget.used_bytes == 0
+
+
+async def test_a_large_message_that_does_not_go_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, ended = Wire(), asyncio.Event()
+    monkeypatch.setattr(wire, "abort", ended.set)
+    connection = websocket_on(wire, Session(), LARGE, timeout_s=0.1, budget=BodyBudget(4 * LARGE))
+    connection.data_received(LARGE_FRAME + b"x" * (LARGE - 10))
+    async with asyncio.timeout(30):
+        await ended.wait()
+    connection.connection_lost(None)
 
 
 async def test_a_client_that_reads_nothing_is_not_heard_and_its_pings_are_not_answered() -> None:
