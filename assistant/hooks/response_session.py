@@ -246,6 +246,7 @@ class ResponseSession:
     def _close_when_idle(self, code: int) -> None:
         self._close_code = code
         self._waiting.clear()
+        self._waiting_bytes = 0
         if self._call is None:
             self._connection.close(code)
 
