@@ -280,7 +280,7 @@ def create_gateway(
     app = _new_framework_app(link, engines, entered, extension.close, loops, settings.path_prefix)
     for route in INFERENCE_ROUTES:
         declare_inference(app, route)
-    routes = HttpRoutes(app, settings.max_body_bytes)
+    routes = HttpRoutes(app, settings.max_body_bytes, inference.body_budget)
     inner_requests = InnerRequests(inference.open_inner, time.monotonic)
     benchmark_runs = Benchmarks(inner_requests, BenchmarkResults(settings.state))
     declare_warm_up(
