@@ -147,7 +147,10 @@ class ResponseSessions:
         api = self._api
         caller = self._authenticator.authenticate_request(headers, api.method, api.path, is_http_1_1=True)
         self._gate.authorize_request(caller, api.scope, local_address)
-        return lambda connection: ResponseSession(connection, headers, self._open_turn, self._bounds)
+        return lambda connection: ResponseSession(connection, headers, self._open_turn, self._new_recent())
+
+    def _new_recent(self) -> RecentResponse:
+        return RecentResponse(self._bounds, self._dispatcher.body_budget)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
         hooks = self._hooks_of(turn) + SESSION_HOOKS + self._dispatcher.access_hooks
@@ -162,16 +165,16 @@ class ResponseSession:
     """
 
     def __init__(
-        self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, bounds: HistoryBounds
+        self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, recent: RecentResponse
     ) -> None:
         """`headers`: those of the handshake, which every request gets, API key included.
 
-        `open_turn`: opens a request and returns its handler. `bounds`: of the history that the connection remembers.
+        `open_turn`: opens a request and returns its handler. `recent`: the connection's memory, which it closes.
         """
         self._connection = connection
         self._headers = headers
         self._open_turn = open_turn
-        self._recent = RecentResponse(bounds)
+        self._recent = recent
         self._call: TurnCall | None = None
         """The request that is being served; None: none is."""
         self._waiting: deque[bytes] = deque()
@@ -210,6 +213,7 @@ class ResponseSession:
         if self._call is not None:
             self._call.lose_client()
             self._call = None
+        self._recent.close()
 
     def client_full(self) -> None:
         """Tell the request that is being served, if any, that the client reads more slowly than data is sent."""
