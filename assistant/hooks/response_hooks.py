@@ -354,9 +354,11 @@ class ExchangeRun:
     def _register(self, exchange: Exchange) -> None:
         responses = self._responses
         if self._options.is_background:
-            self._background = background = BackgroundResponse(exchange, self._context)
+            background = BackgroundResponse(exchange, self._context)
+            save_future = responses.save_new_response(self, background.queued_response)
+            self._background = background
             responses.register_run(self)
-            background.follow_save(responses.save_new_response(self, background.queued_response), self.cancel)
+            background.follow_save(save_future, self.cancel)
         else:
             responses.register_run(self)
 
