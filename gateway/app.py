@@ -350,12 +350,6 @@ def _log_failed_loop(task: asyncio.Task[None]) -> None:
         logger.critical("a loop of the gateway failed, and its work stops until a restart", exc_info=error)
 
 
-async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _new_framework_app(
     link: ControllerLink,
     engines: EngineClient,
@@ -376,11 +370,13 @@ def _new_framework_app(
             for task in (link_task, *tasks):
                 task.add_done_callback(_log_failed_loop)
             yield
-            await _cancel_tasks(tasks)
+            for task in tasks:
+                task.cancel()  # and wait for none yet: the controller should hear of the end soon
             await engines.close()
             await close_extension()
             await link.say_goodbye()
-            await _cancel_tasks([link_task])
+            link_task.cancel()
+            await asyncio.gather(link_task, *tasks, return_exceptions=True)
 
     app = FastAPI(
         title="Roundhouse",

@@ -67,7 +67,7 @@ async def test_what_a_loop_uses_is_closed_after_the_loop(caplog: pytest.LogCaptu
     made = app._new_framework_app(cast("Any", link), cast("Any", engines), [used()], close_extension, loops, "")
     async with made.router.lifespan_context(made):
         await asyncio.sleep(0)
-    assert ended == ["loop", "engines", "extension", "goodbye", "link", "what they use"]
+    assert ended == ["engines", "extension", "goodbye", "loop", "link", "what they use"]
     assert not caplog.records
 
 
