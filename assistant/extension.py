@@ -287,7 +287,8 @@ class Assistant:
 
     def _declare(self, app: FastAPI) -> None:
         settings, live, gate = self._gateway.settings, self._gateway.services.live, self._gateway.services.gate
-        routes = HttpRoutes(app, settings.max_body_bytes)
+        budget = self._gateway.dispatcher.body_budget
+        routes = HttpRoutes(app, settings.max_body_bytes, budget)
         declare_responses(routes, self.responses, self.streams, heartbeat_s=settings.heartbeat_s)
         streams.declare(routes, self.streams)
         declare_completions(routes, self.completions)

@@ -132,12 +132,19 @@ def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
 
 
 def insert_rows(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows with one statement, which is faster than many: each releases Python's lock and waits for it again.
-    Large values do not stay in memory afterwards, as they would with `db.execute`.
+    """Insert rows with as few statements as the database's limit of variables allows, which is faster than many: each
+    releases Python's lock and waits for it again. Large values do not stay in memory afterwards, as they would with
+    `db.execute`.
 
     `into`: the statement as far as its columns, such as `INSERT INTO texts (version, text)`. `rows`: at least one, all
     of the same length. Blocks; raises sqlite3.Error if the database fails.
     """
+    most = max(1, (db.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) - 1) // len(rows[0]))
+    for at in range(0, len(rows), most):
+        _insert_part(db, into, rows[at : at + most])
+
+
+def _insert_part(db: sqlite3.Connection, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
     places = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
     statement = f"{into} SELECT * FROM (VALUES {places}) WHERE ?"  # noqa: S608 - constants of ours; values are bound
     values = list(chain.from_iterable(rows))

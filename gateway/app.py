@@ -268,7 +268,7 @@ def create_gateway(
         inference.keep_access_log(open_access_log(settings.state, settings.access_log_mib))
     inference.add_features(extension.hooks, extension.find_websocket)
     history = MetricsHistory(live, ledger.queued, metrics.requests, time.monotonic)
-    loops = [link.run, download_feed.run, inference.run_timers, aicore_probe.run, trusted_clock.run, history.run]
+    loops = [download_feed.run, inference.run_timers, aicore_probe.run, trusted_clock.run, history.run]
     loops += extension.loops
     loops += [] if certificate is None else [certificate.follow_files]
     if settings.mdns and not settings.is_local:
@@ -280,7 +280,7 @@ def create_gateway(
     app = _new_framework_app(link, engines, entered, extension.close, loops, settings.path_prefix)
     for route in INFERENCE_ROUTES:
         declare_inference(app, route)
-    routes = HttpRoutes(app, settings.max_body_bytes)
+    routes = HttpRoutes(app, settings.max_body_bytes, inference.body_budget)
     inner_requests = InnerRequests(inference.open_inner, time.monotonic)
     benchmark_runs = Benchmarks(inner_requests, BenchmarkResults(settings.state))
     declare_warm_up(
@@ -358,24 +358,25 @@ def _new_framework_app(
     loops: Sequence[Callable[[], Coroutine[None, None, None]]],
     path_prefix: str,
 ) -> FastAPI:
-    """Return the application. Its lifespan enters the contexts of `entered` in order, runs `loops` as tasks, and closes
-    what the other arguments hold open. `path_prefix`: as the setting."""
+    """Return the application. Its lifespan enters the contexts of `entered` in order, runs the link and `loops` as
+    tasks, and at its end cancels the loops before it closes what they use. `path_prefix`: as the setting."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for part in entered:
                 await stack.enter_async_context(part)
-            tasks = [asyncio.create_task(run()) for run in loops]
-            for task in tasks:
+            link_task, *tasks = [asyncio.create_task(run()) for run in (link.run, *loops)]
+            for task in (link_task, *tasks):
                 task.add_done_callback(_log_failed_loop)
             yield
-        await engines.close()
-        await close_extension()
-        await link.say_goodbye()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            for task in tasks:
+                task.cancel()  # and wait for none yet: the controller should hear of the end soon
+            await engines.close()
+            await close_extension()
+            await link.say_goodbye()
+            link_task.cancel()
+            await asyncio.gather(link_task, *tasks, return_exceptions=True)
 
     app = FastAPI(
         title="Roundhouse",

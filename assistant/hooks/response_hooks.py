@@ -197,6 +197,7 @@ class ExchangeRun:
         "_outcome",
         "_responses",
         "_turn",
+        "tenant",
     )
 
     def __init__(self, exchange: Exchange, responses: StoredResponses, turn: SocketTurn | None) -> None:
@@ -211,6 +212,9 @@ class ExchangeRun:
         self._exchange = exchange
         self._responses = responses
         self._turn = turn
+        self.tenant = exchange.caller.tenant
+        """The tenant that the response belongs to. It stays, though a new table may give the caller's key another one:
+        what is locked, continued and registered is this tenant's."""
         self._background: BackgroundResponse | None = None
         """None: the response is not made in the background, or admission has not accepted it yet."""
         self._is_cancelled = False
@@ -260,11 +264,6 @@ class ExchangeRun:
     def response_id(self) -> str:
         """The response's id, set when the request is read. The client may not know it yet."""
         return self._context.id
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that the response belongs to: that of the request's caller."""
-        return self._exchange.caller.tenant
 
     @property
     def model(self) -> str:
@@ -355,9 +354,11 @@ class ExchangeRun:
     def _register(self, exchange: Exchange) -> None:
         responses = self._responses
         if self._options.is_background:
-            self._background = background = BackgroundResponse(exchange, self._context)
+            background = BackgroundResponse(exchange, self._context)
+            save_future = responses.save_new_response(self, background.queued_response)
+            self._background = background
             responses.register_run(self)
-            background.follow_save(responses.save_new_response(self, background.queued_response), self.cancel)
+            background.follow_save(save_future, self.cancel)
         else:
             responses.register_run(self)
 

@@ -76,8 +76,7 @@ class TurnCall(ClientCall):
 
         `lines`: header lines; `retry-after`, `x-should-retry` and `x-request-id` become fields of the message.
         """
-        headers = [line.split(": ", 1) for line in lines.decode("latin-1").splitlines()]
-        self._session.send_error(status, body, {name: value for name, value in headers if name in _TOLD_HEADERS})
+        self._session.send_error(status, body, _told_headers(lines))
         self._end_turn()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
@@ -148,7 +147,10 @@ class ResponseSessions:
         api = self._api
         caller = self._authenticator.authenticate_request(headers, api.method, api.path, is_http_1_1=True)
         self._gate.authorize_request(caller, api.scope, local_address)
-        return lambda connection: ResponseSession(connection, headers, self._open_turn, self._bounds)
+        return lambda connection: ResponseSession(connection, headers, self._open_turn, self._new_recent())
+
+    def _new_recent(self) -> RecentResponse:
+        return RecentResponse(self._bounds, self._dispatcher.body_budget)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
         hooks = self._hooks_of(turn) + SESSION_HOOKS + self._dispatcher.access_hooks
@@ -163,21 +165,23 @@ class ResponseSession:
     """
 
     def __init__(
-        self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, bounds: HistoryBounds
+        self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, recent: RecentResponse
     ) -> None:
         """`headers`: those of the handshake, which every request gets, API key included.
 
-        `open_turn`: opens a request and returns its handler. `bounds`: of the history that the connection remembers.
+        `open_turn`: opens a request and returns its handler. `recent`: the connection's memory, which it closes.
         """
         self._connection = connection
         self._headers = headers
         self._open_turn = open_turn
-        self._recent = RecentResponse(bounds)
+        self._recent = recent
         self._call: TurnCall | None = None
         """The request that is being served; None: none is."""
         self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._served_bytes = 0
         self._is_serving = False
+        self._is_full = False
+        """Whether the client reads more slowly than data is sent: it gets no other answer till it has caught up."""
         self._close_code: int | None = None
         """The code with which to close the connection as soon as no request is being served; None: it stays open."""
 
@@ -209,15 +213,20 @@ class ResponseSession:
         if self._call is not None:
             self._call.lose_client()
             self._call = None
+        self._recent.close()
 
     def client_full(self) -> None:
         """Tell the request that is being served, if any, that the client reads more slowly than data is sent."""
+        self._is_full = True
         if self._call is not None and self._call.handler is not None:
             self._call.handler.client_full()
 
     def client_ready(self) -> None:
-        """Tell the request that is being served, if there is one, that the client has read enough of what was sent."""
-        if self._call is not None and self._call.handler is not None:
+        """Tell the request that is being served that the client has read enough of what was sent, or serve the next."""
+        self._is_full = False
+        if self._call is None:
+            self._serve_messages()
+        elif self._call.handler is not None:
             self._call.handler.client_ready()
 
     def check_age(self, age_s: float) -> None:
@@ -241,6 +250,7 @@ class ResponseSession:
     def _close_when_idle(self, code: int) -> None:
         self._close_code = code
         self._waiting.clear()
+        self._waiting_bytes = 0
         if self._call is None:
             self._connection.close(code)
 
@@ -267,7 +277,7 @@ class ResponseSession:
 
     def end_turn(self) -> None:
         """End the current request, whose answer is complete, and serve the next message soon, not within this call."""
-        self._call = None
+        self._call, self._served_bytes = None, 0
         if not self._is_serving:  # not at once: the request still has to give back what it holds
             asyncio.get_running_loop().call_soon(self._serve_messages)
 
@@ -279,15 +289,17 @@ class ResponseSession:
             return
         self._is_serving = True
         try:
-            while self._waiting and self._call is None and self._close_code is None:
+            while self._waiting and self._call is None and self._close_code is None and not self._is_full:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message)
+                self._served_bytes = len(message)
                 try:
                     self._begin_turn(message)
                 except RoundhouseError as error:
                     self._send_refusal(error)
         finally:
             self._is_serving = False
+        self._connection.hold_messages(self._waiting_bytes + (self._served_bytes if self._call is not None else 0))
         if self._call is None and self._close_code is not None:
             self._connection.close(self._close_code)
         elif len(self._waiting) <= MOST_WAITING // 2 and self._waiting_bytes <= self._connection.max_message_bytes // 2:
@@ -302,9 +314,13 @@ class ResponseSession:
             handler.take_body(json_bytes(fields))
 
     def _send_refusal(self, error: RoundhouseError) -> None:
-        headers = dict(line.split(": ", 1) for line in header_lines(error_headers(error)).decode().splitlines())
-        told_headers = {name: value for name, value in headers.items() if name in _TOLD_HEADERS}
-        self.send_error(error.entry.status, error.json_bytes(), told_headers)
+        self.send_error(error.entry.status, error.json_bytes(), _told_headers(header_lines(error_headers(error))))
+
+
+def _told_headers(lines: bytes) -> dict[str, str]:
+    """Return what a message tells of header lines, each with CRLF: other line ends are a part of a value."""
+    headers = [line.partition(": ") for line in lines.decode("latin-1").split("\r\n")]
+    return {name: value for name, _, value in headers if name in _TOLD_HEADERS}
 
 
 def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any], SocketTurn]:

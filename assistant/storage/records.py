@@ -13,8 +13,10 @@ from contract.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import field_error, optional_field, require_text
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.large_body import LARGE_BYTES
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.items import BranchStart, read_start
+from gateway.server.body_budget import BodyBudget
 
 _PREVIOUS = "previous_response_id"
 
@@ -330,6 +332,10 @@ class StoredTotals(NamedTuple):
     conversations: int = 0
 
 
+KEPT_COPIES: Final = 2
+"""How many times the size of its JSON a history takes that is kept in memory, about."""
+
+
 class _Kept(NamedTuple):
     response_id: str
     history: History
@@ -341,11 +347,16 @@ class _Kept(NamedTuple):
 class RecentResponse:
     """Memory of one WebSocket connection: its last response, with everything that the response continues.
 
-    It lives as long as the connection. A response larger than the bounds is not kept.
+    It lives as long as the connection, which calls `close`. A response larger than the bounds is not kept, nor one of
+    more than `LARGE_BYTES` (256 KiB) for which the budget has no room.
     """
 
-    def __init__(self, bounds: HistoryBounds) -> None:
+    def __init__(self, bounds: HistoryBounds, budget: BodyBudget) -> None:
+        """`budget`: memory for request bodies, of which a large history holds `KEPT_COPIES` times its size as JSON."""
         self._bounds = bounds
+        self._budget = budget
+        self._held_bytes = 0
+        self._is_closed = False
         self._kept: _Kept | None = None
         self._too_long_id: str | None = None
         """Id of the last response, if it was too large to be kept and is not stored; None otherwise."""
@@ -377,12 +388,13 @@ class RecentResponse:
         RecursionError if an item is nested too deeply to be encoded as JSON.
         """
         response = context.response
-        if response is None or response["status"] not in CONTINUABLE:
+        if response is None or response["status"] not in CONTINUABLE or self._is_closed:
             return
         output: list[Fields] = response["output"]
         items = (*context.history, *context.input_items, *output)
         size = self._size_of(context.history) + len(json_bytes([*context.input_items, *output]))
-        if size > self._bounds.bytes or len(items) > self._bounds.items:
+        if size > self._bounds.bytes or len(items) > self._bounds.items or not self._hold(size):
+            self._hold(0)
             self._kept, self._too_long_id = None, None if context.stores else context.id
         else:
             self._kept, self._too_long_id = _Kept(context.id, History(model, items), size, context.stores), None
@@ -399,6 +411,22 @@ class RecentResponse:
         """
         if self._kept is not None and self._kept.response_id == response_id:
             self._kept = None
+            self._hold(0)
+
+    def close(self) -> None:
+        """Drop the kept response, and keep no other: the connection is closed."""
+        self._is_closed, self._kept = True, None
+        self._hold(0)
+
+    def _hold(self, size: int) -> bool:
+        """Hold memory for a history of `size` bytes as JSON, in the place of what was held; False: there is no room."""
+        more = (KEPT_COPIES * size if size > LARGE_BYTES else 0) - self._held_bytes
+        if more > 0 and not self._budget.hold(more):
+            return False
+        self._held_bytes += more
+        if more < 0:
+            self._budget.give_back(-more)
+        return True
 
 
 _ECHOED: Final = {

@@ -7,6 +7,8 @@ same steps as looking up an id that nobody has.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from math import inf
 from typing import Final, NamedTuple
 
 from assistant.streams.stream import ResumableStream, StreamState, stream_replaced, stream_stopped, streams_full
@@ -121,15 +123,18 @@ class StreamRegistry:
 
     def recover_stream(self, stream: ResumableStream) -> bool:
         """Add an ended stream of an earlier process, whose `state`, `ended_at` and `kept_until` are set. Call in
-        ascending order of `kept_until`, before any other stream ends. Streams that ended earlier are removed to make
-        room. Return False, and add nothing, if its id is taken, or if it does not fit."""
-        size = stream.ring.size
+        ascending order of `kept_until`; streams of this process may have ended before. Streams that ended earlier are
+        removed to make room. Return False, and add nothing, if its id is taken, or if it does not fit."""
+        size, kept_until = stream.ring.size, stream.kept_until or 0.0
         if self.find_stream(stream.tenant, stream.id) is not None:
             return False
-        if size > self.ring_bytes or not self._free_bytes(size + OVERHEAD_BYTES):
+        if size > self.ring_bytes or not self._free_bytes(size + OVERHEAD_BYTES, before=kept_until):
             return False
         self._add(stream, size)
-        self._ended[stream] = None
+        younger = list(takewhile(lambda each: (each.kept_until or 0.0) > kept_until, reversed(self._ended)))
+        for each in (stream, *reversed(younger)):
+            self._ended.pop(each, None)
+            self._ended[each] = None
         return True
 
     def end_stream(self, stream: ResumableStream, state: StreamState, now: float, ended_at: float) -> None:
@@ -242,12 +247,12 @@ class StreamRegistry:
                 last_events = previous.ring.read(end_offset)
         self.remove_stream(previous, last_events)
 
-    def _free_bytes(self, wanted_bytes: int, spared: ResumableStream | None = None) -> bool:
+    def _free_bytes(self, wanted_bytes: int, spared: ResumableStream | None = None, *, before: float = inf) -> bool:
         """Remove ended streams, those that ended longest ago first, until `wanted_bytes` are free. Return whether they
-        are. `spared` stays."""
+        are. `spared` stays, and so do those that are kept for longer than until `before` (monotonic seconds)."""
         while self.used_bytes + wanted_bytes > self._max_bytes:
             oldest = next((stream for stream in self._ended if stream is not spared), None)
-            if oldest is None:
+            if oldest is None or (oldest.kept_until or 0.0) > before:
                 return False
             self.evicted_count += 1
             self.remove_stream(oldest)

@@ -130,7 +130,7 @@ class Admission:
             queue.is_loaded and not queue.replicas_left(ticket.retries, now)
         ):
             raise queue.explain_unreachable(ticket.retries, now)
-        return self._requeue(ticket, now)
+        return self.readmit_ticket(ticket, now)
 
     def preempt_ticket(self, ticket: Ticket, now: float, *, by_engine: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
         """Take back the slot and KV cache tokens of a ticket that is inside, and admit it again with a larger claim.
@@ -151,7 +151,7 @@ class Admission:
             raise cache_exhausted_error(ticket.model)
         if claim is not None:
             claim.raise_claim()
-        return self._requeue(ticket, now)
+        return self.readmit_ticket(ticket, now)
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
         """Return after how many events of the answer, from its start, to call `extend_answer`; `NEVER`: do not call it.
@@ -201,7 +201,9 @@ class Admission:
         `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one. `now`: monotonic seconds."""
         self._queues[ticket.model].token_estimator.record_overrun(now)
 
-    def _requeue(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:
+    def readmit_ticket(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:
+        """Take back the slot of a ticket that is inside, and admit it again, because its replica has left the table or
+        was replaced. `now`: monotonic seconds. Returns what `retry_ticket` returns, which calls this, too."""
         queue, replica = self._queues[ticket.model], ticket.replica
         queue.release_ticket(ticket, now)
         queue.requeue_ticket(ticket)

@@ -4,10 +4,11 @@ access, the check of its body and its part of the OpenAPI document. Errors of al
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -20,13 +21,17 @@ from starlette.routing import Match
 from common.processes import without_tracebacks
 from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 from contract.route_spec import Access, Parameter, RouteSpec
+from gateway.exchange.exchange import MOST_SHARE
 from gateway.ingress.middleware import find_declaration, require_access
 from gateway.protocols.api_matrix import error_body
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.large_body import READING_COPIES, WHOLE_COPIES, count_value_bytes
 from gateway.protocols.common.request import parse_object
 from gateway.server.asgi import ClientGoneError, error_headers, read_body
+from gateway.server.body_budget import BodyBudget, BodyReservation
 from gateway.server.request_head import without_spare_slashes
+from gateway.settings import MIB
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -187,10 +192,12 @@ def parse_body(model: type[_Body], fields: Fields) -> _Body:
 class HttpRoutes:
     """Adds routes to the gateway's FastAPI application."""
 
-    def __init__(self, app: FastAPI, max_body_bytes: int) -> None:
-        """`max_body_bytes`: largest body of a request, where the route sets no other bound."""
+    def __init__(self, app: FastAPI, max_body_bytes: int, body_budget: BodyBudget) -> None:
+        """`max_body_bytes`: largest body of a request, where the route sets no other bound. `body_budget`: memory for
+        large bodies."""
         self.app = app
         self._max_body_bytes = max_body_bytes
+        self._body_budget = body_budget
 
     def add(
         self, spec: RouteSpec, *, max_body_bytes: int | None = None, **options: Any
@@ -221,13 +228,58 @@ class HttpRoutes:
 
         def join(endpoint: Endpoint) -> Endpoint:
             if spec.body is not None and "body" in endpoint.__annotations__:
-                endpoint.__annotations__["body"] = Annotated[Any, Depends(_body_reader(spec.body, most_bytes))]
+                endpoint.__annotations__["body"] = Annotated[Any, Depends(self._body_reader(spec.body, most_bytes))]
             text = spec.description or _LINE_END.sub(" ", inspect.cleandoc(endpoint.__doc__ or ""))
             arguments["description"] = "\n\n".join(filter(None, (text, codes_paragraph(codes))))
             self.app.add_api_route(spec.path, require_access(spec.access)(endpoint), **arguments)
             return endpoint
 
         return join
+
+    def _body_reader(
+        self, body: type[BaseModel] | Mapping[str, Any], max_bytes: int
+    ) -> Callable[[Request], AsyncIterator[Any]]:
+        async def read(request: Request) -> AsyncIterator[BaseModel | Fields]:
+            memory = _BodyMemory(self._body_budget)
+            try:
+                fields = await _read_fields(request, max_bytes, memory)
+                yield parse_body(body, fields) if isinstance(body, type) else fields
+            finally:
+                memory.give_back()
+
+        return read
+
+
+class _BodyMemory:
+    """What one body takes of the memory for large bodies; nothing, if it has at most `LARGE_BYTES` (256 KiB)."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._room: BodyReservation | None = None
+
+    async def claim_room(self, size: int) -> None:
+        """Wait for room to read a body of at most `size` bytes. Call once."""
+        granted = asyncio.Event()
+        self._room = self._budget.reserve(READING_COPIES * size, granted.set)
+        if not self._room.is_granted:
+            await granted.wait()
+
+    async def settle_room(self, body: bytes) -> None:
+        """Wait for the room that a body takes when it is decoded. Raises RoundhouseError `body_too_large` if that is
+        more than one request may take."""
+        if self._room is None:
+            return
+        size, granted = READING_COPIES * len(body) + count_value_bytes(body), asyncio.Event()
+        if size > max(self._budget.max_bytes // MOST_SHARE, WHOLE_COPIES * len(body)):
+            message = f"The body's values would take {size // MIB} MiB of memory: send fewer at a time."
+            raise RoundhouseError("body_too_large", message)
+        if not self._budget.resize(self._room, size, granted.set):
+            await granted.wait()
+
+    def give_back(self) -> None:
+        """Give back what was claimed, or stop waiting for it. Call once, when the request is over."""
+        if self._room is not None:
+            self._budget.release(self._room)
 
 
 def _list_codes(spec: RouteSpec) -> tuple[str, ...]:
@@ -289,15 +341,7 @@ def _inline_schema(body: type[BaseModel]) -> dict[str, Any]:
     return inlined
 
 
-def _body_reader(body: type[BaseModel] | Mapping[str, Any], max_bytes: int) -> Callable[[Request], Any]:
-    async def read(request: Request) -> BaseModel | Fields:
-        fields = await _read_fields(request, max_bytes)
-        return parse_body(body, fields) if isinstance(body, type) else fields
-
-    return read
-
-
-async def _read_fields(request: Request, max_bytes: int) -> Fields:
+async def _read_fields(request: Request, max_bytes: int, memory: _BodyMemory) -> Fields:
     """Read the JSON object in a request's body; an empty body has no fields. `max_bytes`: largest body.
 
     Raises:
@@ -305,9 +349,10 @@ async def _read_fields(request: Request, max_bytes: int) -> Fields:
             `body_too_large`, or `request_timeout` if the client left before the end or was too slow.
     """
     try:
-        body = await read_body(request.scope, request.receive, max_bytes)
+        body = await read_body(request.scope, request.receive, max_bytes, memory.claim_room)
     except ClientGoneError:
         raise RoundhouseError("request_timeout", "The client left before it had sent its body.") from None
+    await memory.settle_room(body)
     return parse_object(body)
 
 

@@ -122,6 +122,9 @@ def _read_error(body: bytes) -> RoundhouseError:
 
 LIST_S: Final = 5.0
 """Seconds that the list of downloads may take."""
+SILENCE_S: Final = 30.0
+"""Seconds of silence after which the events of downloads are followed anew: a controller that is not frozen sends a
+heartbeat every 10 s."""
 FIRST_PAUSE_S: Final = 0.5
 """Seconds before the first try to follow the downloads again."""
 LONGEST_PAUSE_S: Final = 30.0
@@ -175,7 +178,9 @@ class DownloadFeed:
 
     async def _follow_events(self) -> None:
         """Tell what changes, until the stream ends."""
-        async with await self._controller.send_request("GET", "/v1/admin/downloads/events", {}) as answer:
+        timeout = aiohttp.ClientTimeout(total=None, connect=LIST_S, sock_connect=LIST_S, sock_read=SILENCE_S)
+        path = "/v1/admin/downloads/events"
+        async with await self._controller.send_request("GET", path, {}, timeout=timeout) as answer:
             check_token_taken(answer)
             held = b""
             while answer.status == 200 and (part := await answer.read_part()):

@@ -376,9 +376,11 @@ class ControllerLink:
         if verdict is TableVerdict.APPLY:
             if current is not None and current.instance != table.instance:
                 logger.warning("the controller is another instance now: %s, was %s", table.instance, current.instance)
-            self._live.apply_table(table)
-            self._ledger.forget_absent(self._live.current)
-            self._remotes.follow_table(self._live.current)
+            try:
+                self._live.apply_table(table)
+            finally:  # after the connection that a failure ends, the table is a repeated one
+                self._ledger.forget_absent(self._live.current)
+                self._remotes.follow_table(self._live.current)
         self._state.table_at = self._now()
         self._timer.request_report_now()  # drains wait for it
 

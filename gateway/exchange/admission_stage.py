@@ -13,7 +13,7 @@ from contract.routing import Endpoint, ModelRoute
 from contract.status import ModelState
 from gateway.admission.admission import cache_exhausted_error
 from gateway.admission.prefix_affinity import prefix_keys
-from gateway.admission.ticket import NO_RETRIES, Grant, Ticket
+from gateway.admission.ticket import NO_RETRIES, Grant, RetryState, Ticket
 from gateway.admission.token_pool import TokenClaim, read_demand
 from gateway.control.inflight import InflightCounts
 from gateway.exchange.engine_stage import Attempt
@@ -262,9 +262,27 @@ class AdmissionStage:
         for hook in hooks:
             pause = hook(exchange, route, endpoint)
             if pause is not None:
-                exchange.wait_for(pause, _HELD, partial(self._send_after, hooks, endpoint))
+                exchange.wait_for(pause, _HELD, partial(self._go_on, hooks, endpoint))
                 return
         engine.send_attempt(route, endpoint)
+
+    def _go_on(self, hooks: Iterator[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
+        """Go on after a pause: with the hooks that are left, or from admission if the table lacks `endpoint` now."""
+        if endpoint in route.endpoints:
+            self._send_after(hooks, endpoint, route)
+        elif self.ticket is not None:
+            self._readmit(self._exchange.services.admission.readmit_ticket)
+        else:
+            self._choose_replica(route, NO_RETRIES)
+
+    def _choose_replica(self, route: ModelRoute, retries: RetryState) -> None:
+        """Send a request that takes no slot again, to a replica that admission chooses. `retries`: where it failed."""
+        exchange, now = self._exchange, self._exchange.services.now()
+        named = self._find_named_replica(route)
+        endpoint = named or exchange.services.admission.choose_replica(route, now, retries)
+        exchange.set_header_lines(now)
+        self._tell_replica(endpoint)
+        self._enter_replica(route, endpoint)
 
     # In the queue: from admission, and from the routing table
 
@@ -367,11 +385,7 @@ class AdmissionStage:
             self._readmit(partial(admission.retry_ticket, is_refused=is_refused))
             return
         retries = NO_RETRIES.after_refusal(replica) if is_refused else NO_RETRIES.after_break(replica)
-        now = exchange.services.now()
-        endpoint = admission.choose_replica(route, now, retries)
-        exchange.set_header_lines(now)
-        self._tell_replica(endpoint)
-        self._enter_replica(route, endpoint)
+        self._choose_replica(route, retries)
 
     def preempt_request(self, *, by_engine: bool) -> None:
         """Give the slot back, and send or queue the request again with a larger claim on a replica's KV cache.

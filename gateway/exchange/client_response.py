@@ -305,6 +305,11 @@ class ClientResponse:
         else:
             self._call.end_response(self.dialect.error_as_events(body, self.request))
 
+    def break_off(self) -> None:
+        """Leave the client with an incomplete answer, because its end could not be made or recorded."""
+        self.is_ended = True
+        self._call.break_off()
+
 
 _CACHE_EXHAUSTED: Final = CACHE_EXHAUSTED.encode()
 STREAM_OVERHEAD: Final = 16

@@ -213,6 +213,9 @@ class Attempt:
         except RoundhouseError as error:
             self.cancel()
             self._owner.fail_request(error)
+        except Exception:  # noqa: BLE001 - logged
+            self.cancel()  # else the engine's connection would report it as a failure of the replica
+            self._fail_by_defect()
         else:
             if self._relay.events_passed >= self.mark:
                 self._owner.extend_answer(self._relay.events_passed)
@@ -228,13 +231,17 @@ class Attempt:
             self._owner.attempt_overrun(may_resend=exhausted.may_resend)
         except RoundhouseError as error:
             self._owner.fail_request(error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged
             # The engine's connection could do nothing with it, and the request would wait for its deadline.
-            request_id, replica = self._answer.request_id, self._endpoint.replica
-            logger.exception("request %s: what %s answered", request_id, replica, extra=tag_request(request_id))
-            self._owner.fail_request(RoundhouseError("internal_error", "The engine's answer could not be handled."))
+            self._fail_by_defect()
         else:
             self._owner.attempt_done()
+
+    def _fail_by_defect(self) -> None:
+        """Log the exception that is being handled, and fail the request by it."""
+        request_id, replica = self._answer.request_id, self._endpoint.replica
+        logger.exception("request %s: what %s answered", request_id, replica, extra=tag_request(request_id))
+        self._owner.fail_request(RoundhouseError("internal_error", "The engine's answer could not be handled."))
 
     def engine_failed(self, failure: EngineFailureError) -> None:
         """Handle a failed connection: try once more on a new one, or report to the owner.
@@ -255,6 +262,8 @@ class Attempt:
             else:
                 self.resent = True
                 self._call = services.engines.send_request(self._endpoint, *self._request, self, fresh=True)
+                if self._owner.is_paused:
+                    self._call.pause()
             return
         self._call = None
         self._leave_replica()
@@ -295,10 +304,12 @@ class EngineStage:
     Made by `Exchange` with its `AdmissionStage`; both live from the complete request to its end.
     """
 
-    __slots__ = ("_admission", "_attempt", "_exchange", "_route")
+    __slots__ = ("_admission", "_attempt", "_exchange", "_route", "is_paused")
 
     def __init__(self, exchange: Exchange, admission: AdmissionStage) -> None:
         self._exchange = exchange
+        self.is_paused = False
+        """Whether nothing is to be read from an engine, whichever attempt is under way."""
         self._admission = admission
         self._attempt: Attempt | None = None
         """The attempt that is under way, or has ended with an answer; None: none yet, or the last one failed."""
@@ -341,14 +352,18 @@ class EngineStage:
         if ticket is not None:
             attempt.mark = services.admission.begin_answer(ticket, is_counted=attempt.asks_for_stream)
         attempt.send_request(api.method, option.target or request.target, headers, body, fresh=fresh)
+        if self.is_paused:
+            attempt.pause()
 
     def pause(self) -> None:
-        """Stop reading from the engine until `resume`. Does nothing if no attempt is under way."""
+        """Stop reading from the engine until `resume`, also in the attempts that follow."""
+        self.is_paused = True
         if self._attempt is not None:
             self._attempt.pause()
 
     def resume(self) -> None:
-        """Read from the engine again after `pause`. Does nothing if no attempt is under way or paused."""
+        """Read from the engine again after `pause`. Does nothing if nothing is paused."""
+        self.is_paused = False
         if self._attempt is not None:
             self._attempt.resume()
 
@@ -418,18 +433,19 @@ class EngineStage:
         `may_resend`: the client has no part of an answer. Otherwise, or if the body is not there any more, the request
         ends with `kv_cache_exhausted`. Called by the attempt; does nothing after the end of the request.
         """
-        attempt, self._attempt = self._attempt, None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:
             return
-        if attempt is not None:
-            exchange.account.attempts += attempt.resent
         if ticket is not None:
             exchange.services.admission.record_overrun(ticket, exchange.services.now())
         if not may_resend:
             exchange.answer.broken_off_code = cache_exhausted_error(exchange.account.model).entry.code
-            exchange.close()
-        elif ticket is None or not exchange.has_body:
+            exchange.close()  # with the attempt: what came of it counts
+            return
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            exchange.account.attempts += attempt.resent
+        if ticket is None or not exchange.has_body:
             exchange.fail_request(cache_exhausted_error(exchange.account.model))
         else:
             exchange.run_guarded(partial(self._admission.preempt_request, by_engine=True))

@@ -283,8 +283,8 @@ class Exchange:
         if self.is_ended:
             return
         self.answer.client_gone = True
+        self.detach_client()  # also where its end waits for the store: heartbeats go on till then
         if self.outlives_client:
-            self.detach_client()
             self.client_ready()
         else:
             self.answer.is_ended = self.account.is_cancelled = True
@@ -581,7 +581,12 @@ class Exchange:
             if not self.account.is_round:  # the client's request, of which it is one, is refused by the same error
                 self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
             answer.lines += self.services.lines.refusal_lines(error, self.caller)
-        answer.send_error(error)
+        try:
+            answer.send_error(error)
+        except Exception:  # a recorder's, or of what writes the stream's end: the slot must not stay taken for it
+            request_id = answer.request_id
+            logger.exception("request %s: its error was not sent", request_id, extra=tag_request(request_id))
+            answer.break_off()
         self.close()
 
     def close(self) -> None:

@@ -64,8 +64,8 @@ NEXT_STATES: Final[Mapping[ExchangeState, frozenset[ExchangeState]]] = {
     S.QUEUED: frozenset({S.LOADING, S.HELD, S.SENT, S.ENDED}),
     # A new table has the model loaded, with or without a slot for the request; or the wait is over.
     S.LOADING: frozenset({S.QUEUED, S.HELD, S.SENT, S.ENDED}),
-    # A second hook waits.
-    S.HELD: frozenset({S.HELD, S.SENT, S.ENDED}),
+    # A second hook waits; or the replica has left the table meanwhile, and admission is asked again.
+    S.HELD: _FROM_ADMISSION,
     # The attempt failed before an answer, and admission is asked again.
     S.SENT: _FROM_ADMISSION | {S.ANSWERING},
     # The engine gave the request up for want of room before any part of the answer was passed on.
@@ -249,7 +249,8 @@ class ExchangeHooks:
     queue, which it may do again after a failed attempt, and with each new routing table."""
     before_send: tuple[SendHook, ...] = ()
     """Look at the replica, whose slot the request holds, and change the request for it. Called for each attempt, before
-    the engine's body is made. A pause should be short: it keeps the slot, and the replica may leave the table."""
+    the engine's body is made. A pause should be short: it keeps the slot. If the replica has left the table at
+    its end, the request is admitted again, and all are called for the new replica."""
     shape_answer: tuple[Callable[[Exchange, AnswerForm], AnswerForm], ...] = ()
     """Wrap what translates the engine's answer. Called for each attempt."""
     on_event: tuple[Callable[[bytes], None], ...] = ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from common.log_formats import tag_request
 from contract.errors import RoundhouseError
-from gateway.exchange.client_response import AnsweredCall, DiscardingCall, RecordingCall
+from gateway.exchange.client_response import AnsweredCall, RecordingCall
 from gateway.server.asgi import error_headers
 from gateway.server.call import header_lines
 
@@ -166,8 +166,6 @@ class StoredEnd(RecordingCall):
         if self._timer is not None:
             self._timer.cancel()
         exchange = self._exchange
-        if exchange.answer.client_gone and not exchange.outlives_client:
-            self.call = DiscardingCall()
         try:
             self._send_held(done.result())
         except Exception:

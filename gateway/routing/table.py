@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -125,11 +126,12 @@ class LiveRoutes:
     def apply_table(self, table: RoutingTable) -> None:
         """Put `table` in force, then call `on_table`, `on_models` and `on_tools`.
 
-        What a callback raises is raised: the table is in force then, and the later callbacks are not called. Neither
-        the stamp nor the instance of `table` is compared with the former table's: the caller has decided that it is to
-        be applied (`control.link.judge_table`).
+        What a callback raises is raised when all were called: the table is in force then, and does not come again.
+        Neither the stamp nor the instance of `table` is compared with the former table's: the caller has decided that
+        it is to be applied (`control.link.judge_table`).
         """
         self._current = routes = Routes.of(table, self._current)
-        self.on_table(routes)
-        self.on_models(routes.models)
-        self.on_tools(routes)
+        with ExitStack() as stack:  # it calls the last one first, and the rest whatever one raises
+            stack.callback(self.on_tools, routes)
+            stack.callback(self.on_models, routes.models)
+            stack.callback(self.on_table, routes)

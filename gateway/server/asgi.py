@@ -7,6 +7,7 @@ from typing import Any
 
 from contract.errors import RoundhouseError
 from gateway.protocols.api_matrix import error_body
+from gateway.protocols.common.large_body import LARGE_BYTES
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -84,8 +85,12 @@ def limit_body(receive: Receive, limit: int) -> Receive:
     return receive_within_limit
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, claim_room: Callable[[int], Awaitable[None]] | None = None
+) -> bytes:
     """Read the whole body of a request, and return it; empty if it has none. `limit`: most bytes that it may have.
+    `claim_room`: awaited before more is read of a body above `LARGE_BYTES` (256 KiB), with the most bytes that it may
+    have; None: nobody counts its memory.
 
     Raises:
         RoundhouseError: `body_too_large` as soon as Content-Length announces more than `limit` bytes, or more have
@@ -95,6 +100,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if int(content_length) > limit:
         raise _too_large_error(limit)
+    if claim_room is not None and int(content_length) > LARGE_BYTES:
+        await claim_room(int(content_length))
+        claim_room = None
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         return _check_size(limit, message["body"])
@@ -106,6 +114,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(message["body"])
         if size > limit:
             raise _too_large_error(limit)
+        if claim_room is not None and size > LARGE_BYTES:
+            await claim_room(limit)
+            claim_room = None
         parts.append(message["body"])
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -187,6 +187,7 @@ class ClientConnection(RequestReader):
             local_address=self.local_address,
             max_message_bytes=self.max_body_bytes,
             client_timeout_s=self._limits.client_timeout_s,
+            body_budget=self._direct.body_budget,
         )
         self.transport.write(head)
         connection.serve_session(open_session(connection), data)
@@ -337,7 +338,8 @@ class ClientConnection(RequestReader):
     def _handle_timeout(self) -> None:
         """End the connection if it waits for the client and not for the gateway."""
         current_call = self._current_call
-        if self.flow.write_paused or (current_call is None and self.transport.get_write_buffer_size()):
+        is_last = current_call is None or self.transport.is_closing()  # a call that is broken off stays the current one
+        if self.flow.write_paused or (is_last and self.transport.get_write_buffer_size()):
             self._check_unsent()
         elif current_call is None:
             if self._idle_bytes:

@@ -18,7 +18,9 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from contract.errors import RoundhouseError
+from gateway.protocols.common.large_body import LARGE_BYTES, READING_COPIES, WHOLE_COPIES
 from gateway.server.asgi import Header
+from gateway.server.body_budget import BodyBudget, BodyReservation
 
 PING_S: Final = 20.0
 """Seconds of silence after which a client is pinged. It must send something within its time limit then."""
@@ -85,10 +87,12 @@ class WebSocketConnection(asyncio.Protocol):
         local_address: str | None,
         max_message_bytes: int,
         client_timeout_s: float,
+        body_budget: BodyBudget,
     ) -> None:
         """`state`: uvicorn's, which the connection joins, so that a stop reaches it. `local_address`: the gateway's IP
         address on the connection; None: the socket has none.
-        `client_timeout_s`: seconds to read what was sent, and to answer a ping."""
+        `client_timeout_s`: seconds to read what was sent, to answer a ping, and between two parts of a large message.
+        `body_budget`: memory for large messages and request bodies."""
         self.transport = transport
         self.local_address = local_address
         self.max_message_bytes = max_message_bytes
@@ -97,14 +101,26 @@ class WebSocketConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._protocol = ServerProtocol(state=State.OPEN, max_size=max_message_bytes)
         self._session: MessageSession | None = None
-        self._parts: list[bytes] = []
-        """Parts of a message whose last frame has not arrived."""
-        self._began_at = self._heard_at = self._loop.time()
+        self._message = bytearray()
+        """A message whose last frame has not arrived, as far as it came. A list of its frames would have no bound: they
+        may be empty."""
+        self._budget = body_budget
+        self._room: BodyReservation | None = None
+        """Room of the messages that arrive or that the session keeps; None: none of them was large."""
+        self._kept_bytes = 0
+        """Bytes of the messages that the session keeps."""
+        self._arriving_bytes = 0
+        """Bytes of a message that is not complete."""
+        self._began_at = self._arrived_at = self._heard_at = self._loop.time()
         self._pinged_at: float | None = None
         """Event loop time of a ping since which nothing has arrived; None: there is none."""
         self._unsent_bytes = 0
         """Bytes in the write buffer at the last check."""
         self._unsent_since = self._began_at
+        self._is_held = False
+        """Whether the session wants nothing read."""
+        self._is_full = False
+        """Whether the client has much left to read. Nothing is read then: each ping would add an answer."""
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
         self._is_abort_set = False
@@ -131,15 +147,18 @@ class WebSocketConnection(asyncio.Protocol):
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
                 self._take_frame(event)
+        self._settle_room()
         self._flush()
 
     def _take_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.BINARY:
             self.close(CloseCode.UNSUPPORTED_DATA, "Messages are JSON texts.")
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
-            self._parts.append(bytes(frame.data))
-            if frame.fin:
-                message, self._parts = b"".join(self._parts), []
+            if not frame.fin:
+                self._message += frame.data
+            else:
+                message = bytes(self._message + frame.data if self._message else frame.data)
+                self._message = bytearray()
                 if self._session is not None and self._protocol.state is State.OPEN:
                     self._session.take_message(message)
 
@@ -157,16 +176,24 @@ class WebSocketConnection(asyncio.Protocol):
         session, self._session = self._session, None
         if session is not None:
             session.client_gone()
+        room, self._room = self._room, None
+        if room is not None:
+            self._budget.release(room)
 
     def pause_writing(self) -> None:
-        """Tell the session that the client reads more slowly than data is sent. Called by the event loop for a full
-        buffer."""
+        """Stop reading, and tell the session that the client reads more slowly than data is sent. Called by the event
+        loop for a full buffer."""
+        self._is_full = True
+        self._follow_pauses()
         self._unsent_bytes, self._unsent_since = self.transport.get_write_buffer_size(), self._loop.time()
         if self._session is not None:
             self._session.client_full()
 
     def resume_writing(self) -> None:
-        """Tell the session that the client has read enough of what was sent. Called by the event loop."""
+        """Read again, and tell the session that the client has read enough of what was sent. Called by the event
+        loop."""
+        self._is_full = False
+        self._follow_pauses()
         self._unsent_bytes = 0
         if self._session is not None:
             self._session.client_ready()
@@ -197,16 +224,50 @@ class WebSocketConnection(asyncio.Protocol):
 
         Messages that have arrived already may still be passed to the session. Repeated calls do nothing.
         """
-        if self._is_reading and not self.transport.is_closing():
-            self._is_reading = False
-            self.transport.pause_reading()
+        self._is_held = True
+        self._follow_pauses()
 
     def resume_reading(self) -> None:
-        """Resume reading after `pause_reading`. Does nothing if reading is not paused or the connection is closing."""
-        if not self._is_reading and not self.transport.is_closing():
-            self._is_reading = True
-            self._heard_at, self._pinged_at = self._loop.time(), None
+        """Resume reading after `pause_reading`, once the client has read enough of what was sent. Does nothing if
+        reading is not paused or the connection is closing."""
+        self._is_held = False
+        self._follow_pauses()
+
+    def _follow_pauses(self) -> None:
+        lacks_room = self._arriving_bytes > LARGE_BYTES and self._room is not None and not self._room.is_granted
+        reads = not (self._is_held or self._is_full or lacks_room)
+        if reads is self._is_reading or self.transport.is_closing():
+            return
+        self._is_reading = reads
+        self._heard_at = self._arrived_at = self._loop.time()
+        self._pinged_at = None  # who is not heard is not mute
+        if reads:
             self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def hold_messages(self, size: int) -> None:
+        """Note that the session keeps messages of `size` bytes in all, which count as memory if one of them was large.
+        Call with 0 once it keeps none."""
+        self._kept_bytes = size
+        self._settle_room()
+
+    def _settle_room(self) -> None:
+        """Have as much room as the messages take. Until there is room for a large one, nothing more of it is read."""
+        arriving_bytes = len(self._message) + len(self._protocol.reader.buffer)
+        if arriving_bytes != self._arriving_bytes:
+            self._arriving_bytes, self._arrived_at = arriving_bytes, self._loop.time()
+        room, size = self._room, WHOLE_COPIES * self._kept_bytes
+        if arriving_bytes > LARGE_BYTES:
+            size += READING_COPIES * self.max_message_bytes
+        if room is not None and not size:
+            self._room = None
+            self._budget.release(room)
+        elif room is not None and size != room.size:
+            self._budget.resize(room, size)
+        elif room is None and max(arriving_bytes, self._kept_bytes) > LARGE_BYTES and self._session is not None:
+            self._room = self._budget.reserve(size, self._follow_pauses)
+        self._follow_pauses()
 
     def shutdown(self) -> None:
         """Ask the session to close the connection once it is idle. Called by uvicorn when the server stops."""
@@ -244,7 +305,9 @@ class WebSocketConnection(asyncio.Protocol):
             self._unsent_bytes, self._unsent_since = unsent_bytes, now
         self._unsent_bytes = unsent_bytes
         is_mute = self._pinged_at is not None and now - self._pinged_at >= self._client_timeout_s
-        if is_mute or (unsent_bytes and now - self._unsent_since >= self._client_timeout_s):
+        is_stuck = self._is_reading and self._arriving_bytes > LARGE_BYTES
+        is_stuck = is_stuck and now - self._arrived_at >= self._client_timeout_s
+        if is_mute or is_stuck or (unsent_bytes and now - self._unsent_since >= self._client_timeout_s):
             self._timer.cancel()
             self.transport.abort()
             return

@@ -214,7 +214,7 @@ class LargeBody:
         self._outline_parts.append(block[kept_from:])
         self._blocks.append(block)
         for part in self._outline_parts[first_part:]:
-            self._value_bytes += sum(size * part.count(mark) for mark, size in _VALUE_BYTES)
+            self._value_bytes += count_value_bytes(part)
 
     @property
     def text_bytes(self) -> int:
@@ -338,6 +338,11 @@ class LargeBody:
         except ValueError as error:
             raise RoundhouseError("invalid_json", f"A string in the body is not JSON's: {error}.") from None
         return text
+
+
+def count_value_bytes(text: bytes) -> int:
+    """Return the bytes that small values in JSON take in Python beyond their text, about, and marks in strings too."""
+    return sum(size * text.count(mark) for mark, size in _VALUE_BYTES)
 
 
 def find_insides(block: bytes, *, follows_backslash: bool) -> Iterator[tuple[int, int]]:

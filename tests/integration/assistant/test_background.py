@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types.responses import ResponseItemList
 
+from contract.errors import RoundhouseError
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines
 from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
@@ -141,6 +142,18 @@ async def test_one_whose_key_is_revoked_while_it_waits_fails() -> None:
         found = await site.as_key("a2").responses.retrieve(waiting.id)
         assert found.error is not None
         assert (found.status, found.error.to_dict()["reason"]) == ("failed", "invalid_api_key")
+
+
+async def test_one_that_cannot_be_written_as_json_is_refused_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RoundhouseError("invalid_request", "The request is nested too deeply for its response to be stored.")
+
+    monkeypatch.setattr(site.gateway.assistant.responses, "save_new_response", refuse)
+    assert (await refusal(site.make(background=True)))[:2] == (400, "invalid_request")
+    await site.gateway.get("/health")
+    assert (site.running, [each.message for each in caplog.records if each.levelname == "ERROR"]) == ({}, [])
 
 
 async def test_a_request_that_is_refused_is_refused_at_once(site: Site) -> None:

@@ -362,6 +362,24 @@ async def test_where_nothing_is_stored_there_are_no_conversations() -> None:
         assert await refusal(site.client.conversations.items.list("conv_x")) == NOT_FOUND
 
 
+async def test_a_conversation_is_unlocked_though_its_key_has_another_tenant_by_then() -> None:
+    first, moved = key("a"), key("a", tenant="b")
+    async with response_state.site(keys=(first,), m={"target_inflight": 1}) as site:
+        locks = site.gateway.assistant.responses.conversation_locks
+        conversation = await site.client.conversations.create()
+        site.engine.release.clear()
+        running = asyncio.create_task(site.make("one", fault="hold"))
+        await until("the slot is taken", lambda: site.engine.running)
+        waiting = asyncio.create_task(site.make("two", conversation=conversation.id))
+        await until("it waits", lambda: site.gateway.services.admission.depths)
+        await site.gateway.publish(route("m", [site.engine.url], target_inflight=1), keys=(moved,))
+        site.engine.release.set()
+        await asyncio.gather(running, waiting)
+        await until("it is unlocked", lambda: not locks._locks)
+        await site.gateway.publish(route("m", [site.engine.url]), keys=(first,))
+        assert len(await texts(site.client, conversation.id)) == 2
+
+
 async def test_a_conversation_too_long_to_be_continued_is_refused() -> None:
     async with response_state.site(max_body_mib=1) as site:
         made = await site.client.conversations.create(items=[message("x" * 600_000)])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from openai.types.responses import ResponseInputItemParam
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 
-from assistant.hooks.response_session import LONGEST_S, MOST_WAITING
+from assistant.hooks.response_session import LONGEST_S, MOST_WAITING, ResponseSession
 from gateway.protocols.responses.items import INTRODUCTION
+from gateway.server.call import ClientCall
 from gateway.server.websocket import PING_S
 from tests.fakes.fake_controller import route
 from tests.fakes.mock_engine import WORDS
@@ -52,6 +54,59 @@ def socket_of(site: Site) -> Any:
     """The gateway's side of it."""
     [connection] = [each for each in site.gateway.connections if hasattr(each, "send_messages")]
     return connection
+
+
+class Sent:
+    """In the place of a connection: keeps what is sent."""
+
+    max_message_bytes = 1000
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send_messages(self, messages: Sequence[bytes]) -> None:
+        self.messages += map(json.loads, messages)
+
+    def hold_messages(self, size: int) -> None:
+        """Nothing is counted."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    resume_reading = pause_reading
+
+
+async def test_a_large_message_counts_as_memory_and_then_the_history_till_the_end(site: Site, client: Socket) -> None:
+    budget = site.gateway.app.inference.body_budget
+    site.engine.release.clear()
+    await client.send(input="x" * 300_000, fault="hold")
+    await until("it counts", lambda: budget.used_bytes > 4 * 300_000)
+    site.engine.release.set()
+    await client.turn()
+    await until("its history alone counts", lambda: 2 * 300_000 < budget.used_bytes < 3 * 300_000)
+    await client.connection.close()
+    await until("nothing counts", lambda: budget.used_bytes == 0)
+
+
+async def test_a_client_that_has_not_read_its_answer_is_given_no_other() -> None:
+    sent, turns = Sent(), list[Any]()
+    opened = SimpleNamespace(take_body=lambda _: None, client_full=lambda: None, client_ready=lambda: None)
+
+    def open_turn(call: ClientCall, _: object) -> Any:
+        turns.append(call)
+        return opened
+
+    session = ResponseSession(cast("Any", sent), [], open_turn, cast("Any", None))
+    for _ in range(2):
+        session.take_message(b'{"type": "response.create"}')
+    session.client_full()
+    odd = b"x-thing: a\x85b\x0bc\r\nretry-after: 1\r\n"  # as another server wrote it
+    turns[0].send_whole(503, odd, b'{"error": null}')
+    await asyncio.sleep(0)
+    assert sent.messages == [{"type": "error", "status": 503, "error": None, "headers": {"retry-after": "1"}}]
+    assert len(turns) == 1
+    session.client_ready()
+    assert len(turns) == 2
 
 
 async def test_a_response_over_websocket_has_the_events_of_http(site: Site, client: Socket) -> None:

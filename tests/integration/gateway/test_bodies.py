@@ -17,6 +17,7 @@ from tests.fakes.fake_scripted_engine import script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.gateway_rest import nothing_left
+from tests.support.http_client import Reply
 from tests.support.raw_http import raw
 from tests.support.wait import until
 
@@ -334,3 +335,22 @@ async def test_only_answers_that_may_take_long_are_gathered() -> None:
         assert await is_gathered(metadata={"notes": "word " * 4000}), "its prompt may take a time of its own"
         assert (await gateway.chat(stream=True)).status == 200
         assert not await is_gathered()
+
+
+async def test_a_large_body_of_another_route_waits_for_memory_and_may_not_take_all_of_it() -> None:
+    """As a request for inference: see the tests of its memory."""
+    async with gateway_harness(body_memory_mib=4) as gateway:
+        budget = gateway.app.inference.body_budget
+        other = budget.reserve(4 * 1024 * 1024, lambda: None)
+
+        async def make(items: list[Any]) -> Reply:
+            return await gateway.post("/v1/conversations", items=items)
+
+        many = asyncio.create_task(make([[]] * 150_000))
+        message = {"type": "message", "role": "user", "content": "x" * 400_000}
+        one = asyncio.create_task(make([message]))
+        await until("both wait", lambda: len(budget._waiting) == 2)
+        budget.release(other)
+        assert (await many).refusal[:2] == (413, "body_too_large")
+        assert (await one).success["object"] == "conversation"
+        await until("nothing is left", lambda: budget.used_bytes == 0)

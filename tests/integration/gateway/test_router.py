@@ -14,6 +14,7 @@ import pytest
 
 from contract.errors import RoundhouseError
 from contract.status import ModelState
+from gateway.control import admin_requests
 from tests.fakes.fake_admin import PINNED, FakeDownloads, ReceivedRequest, download
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -154,6 +155,16 @@ async def fake(gateway: GatewayHarness) -> FakeDownloads:
     async with asyncio.timeout(60):
         await fake.followed.wait()
     return fake
+
+
+async def test_a_controller_that_falls_silent_is_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_requests, "SILENCE_S", 0.05)
+    fake = FakeDownloads()
+    async with gateway_harness() as gateway, asyncio.timeout(60):
+        gateway.controller.admin.downloads = fake
+        for _ in range(2):
+            await fake.followed.wait()
+            fake.followed.clear()
 
 
 async def status_of(gateway: GatewayHarness, model: str, path: str = "/models") -> dict[str, Any]:

@@ -55,6 +55,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "file.db")
 
 
+def test_rows_beyond_the_databases_limit_of_variables_are_inserted_all_the_same() -> None:
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE TABLE t (a INTEGER, b INTEGER)")
+    db.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 5)
+    insert_rows(db, "INSERT INTO t (a, b)", [(number, -number) for number in range(7)])
+    assert db.execute("SELECT a, b FROM t ORDER BY a").fetchall() == [(number, -number) for number in range(7)]
+
+
 def test_it_is_opened_once_and_after_its_close_again(place: Place) -> None:
     place.add()
     place.add()

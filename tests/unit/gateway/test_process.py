@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from collections.abc import AsyncIterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -34,6 +38,37 @@ async def test_a_loop_that_fails_is_logged_and_one_that_is_cancelled_is_not(capl
     await asyncio.sleep(0)
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
     assert "a defect" in caplog.text
+
+
+async def test_what_a_loop_uses_is_closed_after_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+    closed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def used() -> AsyncIterator[None]:
+        yield
+        closed.set()
+        await asyncio.sleep(0)
+        ended.append("what they use")
+
+    async def loop(name: str) -> None:
+        try:
+            await closed.wait()
+        finally:
+            ended.append(name)
+        raise RuntimeError("Session is closed")
+
+    async def close(name: str) -> None:
+        ended.append(name)
+
+    link = SimpleNamespace(run=partial(loop, "link"), say_goodbye=partial(close, "goodbye"))
+    engines = SimpleNamespace(close=partial(close, "engines"))
+    loops, close_extension = [partial(loop, "loop")], partial(close, "extension")
+    made = app._new_framework_app(cast("Any", link), cast("Any", engines), [used()], close_extension, loops, "")
+    async with made.router.lifespan_context(made):
+        await asyncio.sleep(0)
+    assert ended == ["engines", "extension", "goodbye", "loop", "link", "what they use"]
+    assert not caplog.records
 
 
 ECHO = (sys.executable, "-ISc", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from assistant.hooks.stream_hooks import StreamRun
-from assistant.streams.registry import StreamRegistry
+from assistant.streams.registry import OVERHEAD_BYTES, StreamRegistry
 from assistant.streams.resumable_streams import ClientFeed
 from assistant.streams.stream import ByteRing, ResumableStream, StreamState, add_ids, find_offset
 from contract.errors import RoundhouseError
@@ -195,6 +195,29 @@ def _open(
     call.feed = ClientFeed(stream, call, HEAD[1], LOST, lambda: told.append("gone"), sent_bytes=sent_bytes)
     call.feed.wake()
     return registry, stream, told
+
+
+def test_streams_that_are_recovered_late_are_older_than_those_that_ended_meanwhile() -> None:
+    registry = StreamRegistry(ring_bytes=1000, max_bytes=4 * OVERHEAD_BYTES + 100, ttl_s=10.0)
+
+    def new(name: str, kept_until: float | None) -> ResumableStream:
+        stream = ResumableStream(registry.make_room, "t", name, model="m", path="/x", request_id="r", now=0.0)
+        stream.state, stream.kept_until = StreamState.DONE, kept_until
+        return stream
+
+    own = registry.open_stream("t", "own", model="m", path="/x", request_id="r", now=0.0)
+    registry.end_stream(own, StreamState.DONE, 20.0, 20.0)
+    assert registry.recover_stream(new("a", 22.0))
+    assert registry.recover_stream(new("b", 24.0))
+    assert registry.recover_stream(new("c", 26.0))
+    assert not registry.remove_expired(25.0, 32)
+    kept = [each for each in ("a", "b", "c", "own") if registry.find_stream("t", each) is not None]
+    assert kept == ["c", "own"], "what is expired is removed, although another ended first"
+    assert registry.recover_stream(new("d", 27.0))
+    assert registry.recover_stream(new("e", 28.0))
+    assert registry.recover_stream(new("f", 29.0))
+    kept = [each for each in ("c", "d", "e", "f", "own") if registry.find_stream("t", each) is not None]
+    assert kept == ["d", "e", "f", "own"], "the oldest makes room"
 
 
 def test_a_client_gets_the_head_every_event_and_the_end_and_is_told_why() -> None:

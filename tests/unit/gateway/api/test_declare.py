@@ -12,6 +12,7 @@ from contract.errors import RoundhouseError
 from contract.route_spec import Parameter, RouteSpec
 from gateway.api.declare import HttpRoutes, RequestBody, Rule, parse_body
 from gateway.ingress.middleware import RouteAccess
+from gateway.server.body_budget import BodyBudget
 
 
 class Wanted(RequestBody):
@@ -55,7 +56,7 @@ def test_access_parameters_body_and_codes_follow_from_the_spec() -> None:
         tag="models",
     )
 
-    @HttpRoutes(app, 100).add(spec)
+    @HttpRoutes(app, 100, BodyBudget(100)).add(spec)
     async def make_things(request: Request, body: Wanted) -> dict[str, int]:
         """Makes things, in one
         paragraph."""

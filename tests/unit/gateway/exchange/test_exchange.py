@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from contract.errors import RoundhouseError
-from contract.routing import ModelRoute, RoutingTable
+from contract.routing import Endpoint, ModelRoute, RoutingTable
 from contract.status import ModelState
 from gateway.admission.fair_queue import MOST_OVERTAKEN
 from gateway.exchange.admission_stage import AdmissionStage
@@ -31,10 +31,12 @@ from gateway.exchange.hooks import (
 )
 from gateway.exchange.inner_requests import RoundClient
 from gateway.exchange.services import Services
+from gateway.exchange.stored_end import ObjectWrite
+from gateway.protocols.common.errors import CACHE_EXHAUSTED
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
 from gateway.tenancy.api_keys import ANONYMOUS
-from gateway.upstream.connection import EngineRefusedError
+from gateway.upstream.connection import EngineBrokenError, EngineRefusedError
 from tests.fakes.fake_client import FakeConnection
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_engine_client import FakeEngineCall, FakeEngineClient
@@ -50,7 +52,7 @@ OPENED       -      yes       -      -       -    -    -         yes
 PREPARING    -      yes       yes    yes     yes  yes  -         yes
 QUEUED       -      -         -      yes     yes  yes  -         yes
 LOADING      -      -         yes    -       yes  yes  -         yes
-HELD         -      -         -      -       yes  yes  -         yes
+HELD         -      -         yes    yes     yes  yes  -         yes
 SENT         -      -         yes    yes     yes  yes  yes       yes
 ANSWERING    -      -         yes    yes     yes  yes  -         yes
 ENDED        -      -         -      -       -    -    -         -
@@ -302,6 +304,28 @@ async def test_a_slot_is_held_while_a_hook_waits_before_sending(site: Site) -> N
     assert (client.exchange.state, site.engine_call.replica) == (ExchangeState.SENT, "m-0")
 
 
+async def test_a_replica_that_leaves_the_table_while_a_hook_waits_is_not_asked(site: Site) -> None:
+    futures, asked = [new_future(), new_future()], list[str]()
+
+    def wait(_exchange: Exchange, _route: ModelRoute, endpoint: Endpoint) -> Pause | None:
+        asked.append(endpoint.base_url)
+        return Pause(futures[len(asked) - 1]) if len(asked) <= len(futures) else None
+
+    publish_state(site, ModelState.LOADED, URLS[0])
+    held = site.open(ExchangeHooks(before_send=(wait,)))
+    publish_state(site, ModelState.LOADED, URLS[1])  # a replica of the same name, elsewhere
+    futures[0].set_result(None)
+    await asyncio.sleep(0)
+    assert (held.exchange.state, asked, site.engines.calls) == (ExchangeState.HELD, list(URLS), [])
+    publish_state(site, ModelState.UNLOADED)
+    futures[1].set_result(None)
+    await asyncio.sleep(0)
+    assert (held.exchange.state, site.services.admission.slots_in_use) == (ExchangeState.LOADING, {})
+    publish_state(site, ModelState.LOADED, URLS[0])
+    assert (held.exchange.state, asked[2:]) == (ExchangeState.SENT, [URLS[0]])
+    assert site.services.admission.slots_in_use == {"m-0": 1}
+
+
 @pytest.mark.parametrize("kind", ["on_request", "before_send"])
 async def test_a_pause_ends_with_the_model_as_it_is_then(site: Site, kind: str) -> None:
     future = new_future()
@@ -354,6 +378,79 @@ async def test_a_stream_is_kept_alive_while_a_counted_request_waits_for_a_hook(s
     client.exchange.run_due(site.services.now() + 11)
     assert client.connection.head["x-request-id"] == "req-1"
     assert client.connection.body == b": ka\n\n"
+
+
+async def test_a_client_that_left_while_its_answer_is_stored_gets_no_heartbeat(site: Site) -> None:
+    write = ObjectWrite(lambda: None)
+    keeper = SimpleNamespace(begin_write=lambda last_part: write if b"DONE" in last_part else None)
+    client = site.open(
+        ExchangeHooks(on_admitted=(lambda exchange: exchange.hold_end(cast("Any", keeper)),)), stream=True
+    )
+    site.engine_call.begin_stream("one")
+    site.engine_call.end_stream()
+    told = client.connection.written
+    client.exchange.client_gone()
+    client.exchange.run_due(site.services.now() + 11)
+    assert (client.exchange.is_ended, client.connection.written) == (False, told)
+    write.done.set_result(None)
+    await asyncio.sleep(0)
+    assert (client.exchange.is_ended, client.connection.written) == (True, told)
+
+
+async def test_what_came_of_a_stream_that_a_full_cache_ended_counts(site: Site) -> None:
+    settled: list[Any] = []
+    client = site.open(NO_HOOKS, stream=True)
+    entry = SimpleNamespace(settle_request=lambda _now, used, **told: settled.append((used, told)))
+    client.exchange.account.entry = cast("Any", entry)
+    site.engine_call.begin_stream("one", "two", "three")
+    site.engine_call.listener.engine_data(b'data: {"error":{"code":500,"message":"%b"}}\n\n' % CACHE_EXHAUSTED.encode())
+    site.engine_call.listener.engine_end()
+    assert client.exchange.answer.broken_off_code == "kv_cache_exhausted"
+    assert settled == [(None, {"was_sent": True, "is_failed": False, "passed_tokens": 3})]
+    assert client.exchange.account.attempts == 1
+
+
+async def test_a_client_that_is_full_slows_the_attempts_that_follow_too(site: Site) -> None:
+    publish_state(site, ModelState.LOADED, URLS[0])
+    client = site.open(NO_HOOKS, stream=True)
+    first = site.engine_call
+    client.exchange.client_full()
+    assert first.is_paused
+    first.listener._is_kept_connection = True
+    first.listener.engine_failed(EngineBrokenError())  # sent again at once
+    assert (site.engine_call is not first, site.engine_call.is_paused) == (True, True)
+    publish_state(site, ModelState.LOADED, *URLS)
+    site.engine_call.listener.engine_failed(EngineRefusedError("refused"))  # by another replica
+    assert (site.engine_call.replica, site.engine_call.is_paused) == ("m-1", True)
+    client.exchange.client_ready()
+    assert not site.engine_call.is_paused
+
+
+async def test_an_answer_that_the_gateway_fails_on_is_no_fault_of_its_replica(site: Site) -> None:
+    def fail(part: bytes) -> None:
+        if b"two" in part:
+            raise KeyError("a defect")
+
+    client = site.open(ExchangeHooks(on_event=(fail,)), stream=True)
+    site.engine_call.begin_stream("one", "two")
+    assert (client.exchange.is_ended, site.engine_call.is_cancelled) == (True, True)
+    assert client.exchange.answer.broken_off_code == "internal_error"
+    assert b"internal_error" in client.connection.body
+
+
+async def test_a_recorder_that_fails_at_an_error_keeps_no_slot(site: Site) -> None:
+    def fail(_part: bytes) -> None:
+        raise KeyError("a defect")
+
+    def record(exchange: Exchange, *_: Any) -> None:
+        exchange.add_hooks(ExchangeHooks(on_event=(fail,)))
+
+    client = site.open(NO_HOOKS, stream=True)
+    site.engine_call.begin_stream("one")
+    record(client.exchange)
+    client.exchange.fail_request(REFUSED)
+    assert (client.exchange.is_ended, site.services.admission.slots_in_use) == (True, {})
+    assert not client.connection.transport.is_open, "its answer has no end"
 
 
 # What hooks may do

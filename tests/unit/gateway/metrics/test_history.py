@@ -16,6 +16,7 @@ from gateway.metrics.history import KEPT_MINUTES, MetricsHistory, find_median
 from gateway.metrics.request_metrics import EngineWork, Metrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.table import LiveRoutes
+from gateway.server.body_budget import BodyBudget
 
 
 @dataclass
@@ -95,7 +96,7 @@ def test_a_median_is_estimated_within_its_bucket(counts: list[int], median: floa
 async def test_the_route_answers_the_minutes_oldest_first() -> None:
     hour, app = Hour(), FastAPI()
     hour.publish("a")
-    declare_history(HttpRoutes(app, 100), hour.history)
+    declare_history(HttpRoutes(app, 100, BodyBudget(100)), hour.history)
     [route] = [each for each in app.routes if isinstance(each, Route) and each.path == "/v1/metrics/history"]
     hour.answer("a", 60, 0.05)
     hour.pass_minute()

@@ -6,10 +6,11 @@ import pytest
 
 from contract.downloads import Download
 from contract.errors import RoundhouseError
-from contract.routing import RemoteProbe
+from contract.routing import RemoteProbe, RoutingTable
 from contract.status import ModelState
 from gateway.routing.availability import is_worth_waiting, not_loaded_in_time, refusal_of
 from gateway.routing.model_events import KEPT_EVENTS, ModelEventLog
+from gateway.routing.table import LiveRoutes
 from gateway.server.asgi import error_headers
 from tests.fakes.fake_controller import route
 from tests.support.outcomes import present
@@ -100,6 +101,21 @@ def make_log(changes: int) -> ModelEventLog:
         log.follow_table({"m": route("m", state=state)})
     assert log.last_id == changes + 2
     return log
+
+
+def test_a_table_reaches_all_who_follow_it_although_one_fails() -> None:
+    live, heard = LiveRoutes(), list[str]()
+
+    def fail(_: object) -> None:
+        heard.append("table")
+        raise KeyError("a defect")
+
+    live.on_table = live.on_models = fail
+    live.on_tools = lambda _: heard.append("tools")
+    table = {"instance": "i", "stamp": {"epoch": 1, "seq": 1}, "models": []}
+    with pytest.raises(KeyError):
+        live.apply_table(RoutingTable.model_validate(table))
+    assert heard == ["table", "table", "tools"]
 
 
 def test_events_are_kept_in_order_and_without_gaps() -> None:

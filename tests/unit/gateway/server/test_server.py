@@ -14,7 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from contract.errors import RoundhouseError
-from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.common.large_body import READING_COPIES, WHOLE_COPIES, LargeBody
 from gateway.server import websocket
 from gateway.server.asgi import Message, Receive, limit_body
 from gateway.server.body_budget import BodyBudget, BodyReservation, BodyRoom
@@ -23,6 +23,7 @@ from gateway.server.connection import LINGER_S, ClientConnection
 from gateway.server.request_head import with_declared_path
 from gateway.server.request_reader import ClientLimits
 from tests.support.outcomes import present
+from tests.support.wait import until
 
 
 async def test_a_body_within_its_limit_passes_as_it_is_and_one_byte_more_is_refused() -> None:
@@ -315,10 +316,14 @@ class Wire(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
-    def pause_reading(self) -> None:
-        """Nothing is read but what the test gives."""
+    def set_protocol(self, protocol: Any) -> None:
+        """The test calls it."""
 
-    resume_reading = pause_reading
+    def pause_reading(self) -> None:
+        self.did.append("pause_reading")
+
+    def resume_reading(self) -> None:
+        self.did.append("resume_reading")
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -461,11 +466,39 @@ async def test_the_room_of_a_large_body_that_waits_for_its_turn_is_given_back(ki
     assert budget.used_bytes == 0
 
 
+class Stuck(Wire):
+    """A transport whose client reads nothing: its close waits for the client."""
+
+    def get_write_buffer_size(self) -> int:
+        return 1
+
+    def abort(self) -> None:
+        self.did.append("abort")
+
+
+async def test_an_answer_that_is_broken_off_and_not_taken_is_not_kept_for_ever() -> None:
+    limits = ClientLimits(max_header_bytes=1024, client_timeout_s=0.02, keep_alive_s=60.0, max_body_bytes=1024)
+    config = Config(App(), interface="asgi3", lifespan="off", ws="none", log_config=None)
+    connection, wire = ClientConnection(config, ServerState(), {}, direct=Unanswering(), limits=limits), Stuck()
+    connection.connection_made(wire)
+    connection.data_received(POST + b"content-length: 0\r\n\r\n")
+    call = cast("ClientCall", connection._current_call)
+    call.start_response(200, b"", b"some")
+    await asyncio.sleep(0.1)
+    assert "abort" not in wire.did, "the client waits for the gateway"
+    call.break_off()
+    await until("the connection is ended", lambda: "abort" in wire.did)
+    connection.connection_lost(None)
+
+
 class Session:
-    """Takes no message."""
+    """Keeps the messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
 
     def take_message(self, message: bytes) -> None:
-        raise AssertionError
+        self.messages.append(message)
 
     def client_gone(self) -> None:
         """Its connection is closed."""
@@ -476,17 +509,92 @@ class Session:
         """It is never too old."""
 
 
+def websocket_on(
+    wire: Wire, session: Session, max_bytes: int = 1024, timeout_s: float = 60.0, budget: BodyBudget | None = None
+) -> websocket.WebSocketConnection:
+    connection = websocket.WebSocketConnection(
+        wire,
+        ServerState(),
+        local_address=None,
+        max_message_bytes=max_bytes,
+        client_timeout_s=timeout_s,
+        body_budget=budget or BodyBudget(1024),
+    )
+    connection.serve_session(session, b"")
+    return connection
+
+
+async def test_a_message_in_countless_empty_frames_takes_no_memory() -> None:
+    session = Session()
+    connection = websocket_on(Wire(), session)
+    connection.data_received(b"\x01\x82\0\0\0\0ab")
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            connection.data_received(b"\0\x80\0\0\0\0" * 500)
+        grown_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    connection.data_received(b"\x80\x81\0\0\0\0c" + b"\x81\x81\0\0\0\0d")
+    connection.connection_lost(None)
+    assert session.messages == [b"abc", b"d"]
+    assert grown_bytes < 20_000
+
+
+LARGE_FRAME = b"\x81\xff" + LARGE.to_bytes(8, "big") + b"\0\0\0\0"
+
+
+async def test_a_large_message_waits_for_room_and_has_it_as_long_as_it_is_kept() -> None:
+    budget, session, wire = BodyBudget(4 * LARGE), Session(), Wire()
+    other = budget.reserve(3 * LARGE, lambda: None)
+    connection = websocket_on(wire, session, LARGE, budget=budget)
+    connection.data_received(LARGE_FRAME + b"x" * (LARGE - 10))
+    assert (wire.did, budget.used_bytes) == (["pause_reading"], 3 * LARGE)
+    budget.release(other)
+    assert (wire.did, budget.used_bytes) == (["pause_reading", "resume_reading"], READING_COPIES * LARGE)
+    connection.hold_messages(10)
+    connection.data_received(b"x" * 10)
+    assert (session.messages, budget.used_bytes) == ([b"x" * LARGE], WHOLE_COPIES * 10)
+    connection.hold_messages(0)
+    assert budget.used_bytes == 0
+    connection.data_received(LARGE_FRAME + b"x" * (LARGE - 10))
+    assert budget.used_bytes == READING_COPIES * LARGE
+    connection.connection_lost(None)
+    connection.hold_messages(0)
+    assert budget.used_bytes == 0
+
+
+async def test_a_large_message_that_does_not_go_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, ended = Wire(), asyncio.Event()
+    monkeypatch.setattr(wire, "abort", ended.set)
+    connection = websocket_on(wire, Session(), LARGE, timeout_s=0.1, budget=BodyBudget(4 * LARGE))
+    connection.data_received(LARGE_FRAME + b"x" * (LARGE - 10))
+    async with asyncio.timeout(30):
+        await ended.wait()
+    connection.connection_lost(None)
+
+
+async def test_a_client_that_reads_nothing_is_not_heard_and_its_pings_are_not_answered() -> None:
+    wire = Wire()
+    connection = websocket_on(wire, Session())
+    connection.pause_writing()
+    connection.pause_reading()
+    connection.resume_writing()
+    connection.pause_writing()
+    connection.resume_reading()
+    assert wire.did == ["pause_reading"], "both must be over"
+    connection.resume_writing()
+    assert wire.did == ["pause_reading", "resume_reading"]
+    connection.connection_lost(None)
+
+
 async def test_a_client_that_goes_on_sending_does_not_put_off_the_end_of_its_websocket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(websocket, "CLOSE_S", 0.2)
     wire, ended = Wire(), asyncio.Event()
     monkeypatch.setattr(wire, "abort", ended.set)
-    monkeypatch.setattr(wire, "set_protocol", lambda _: None)
-    connection = websocket.WebSocketConnection(
-        wire, ServerState(), local_address=None, max_message_bytes=1024, client_timeout_s=60.0
-    )
-    connection.serve_session(Session(), b"")
+    connection = websocket_on(wire, Session())
     connection.close(1000)
     for _ in range(10):
         await asyncio.sleep(0.1)

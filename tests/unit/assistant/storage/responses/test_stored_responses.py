@@ -13,6 +13,7 @@ from assistant.storage.records import MOST_REFERENCES, HistoryBounds, RecentResp
 from assistant.storage.responses import DONE, EventLog, count_events, follow_events
 from gateway.exchange.plain_responses import TOKEN_LENGTH, id_of, item_ids, response_of
 from gateway.protocols.responses.context import ResponseContext
+from gateway.server.body_budget import BodyBudget
 from tests.support.outcomes import error_of, present, refusal
 from tests.support.responses import Fields, context
 from tests.support.stored import message
@@ -188,7 +189,7 @@ def made(name: str, recent: RecentResponse, previous: str | None = None, **field
 
 
 def test_the_last_one_is_remembered_with_all_that_it_continues() -> None:
-    recent = RecentResponse(HistoryBounds(10_000))
+    recent = RecentResponse(HistoryBounds(10_000), BodyBudget(0))
     made("a", recent)
     made("b", recent, "a")
     assert recent.find_history("a") is None
@@ -203,9 +204,31 @@ def test_the_last_one_is_remembered_with_all_that_it_continues() -> None:
     assert recent.find_history("b") is None
 
 
+def test_large_histories_have_half_of_the_memory_for_bodies_and_give_it_back() -> None:
+    budget = BodyBudget(2_000_000)
+
+    def fill(recent: RecentResponse, name: str) -> bool:
+        of = context()
+        of.id, of.stores, of.response = name, False, {"status": "completed", "output": [message("out", "x" * 300_000)]}
+        recent.keep(of, "m")
+        return budget.used_bytes > 600_000
+
+    first, second = (RecentResponse(HistoryBounds(10**6), budget) for _ in range(2))
+    assert (fill(first, "a"), fill(first, "b")) == (True, True)
+    held_bytes = budget.used_bytes
+    fill(second, "c")
+    assert budget.used_bytes == held_bytes < 1_000_000, "there is no room"
+    assert refusal(lambda: second.find_history("c")) == ("invalid_request", "previous_response_id")
+    assert first.find_history("b") is not None
+    first.forget("b")
+    assert (budget.used_bytes, fill(second, "d"), second.find_history("d") is None) == (0, True, False)
+    second.close()
+    assert (budget.used_bytes, fill(second, "e"), budget.used_bytes) == (0, False, 0)
+
+
 @pytest.mark.parametrize("bounds", [HistoryBounds(1_000), HistoryBounds(10_000, items=5)])
 def test_a_conversation_that_is_too_long_goes_no_further(bounds: HistoryBounds) -> None:
-    recent = RecentResponse(bounds)
+    recent = RecentResponse(bounds, BodyBudget(0))
 
     def go_on() -> None:
         for before, name in itertools.pairwise([None, *"abcdefghijkl"]):
