@@ -23,7 +23,7 @@ from controller.artifacts.read import Stamp, read_stamps
 from controller.desired.source import DesiredStateSource
 from controller.engines import REPLICA_ENGINES
 from controller.engines.base import SleepCalls
-from controller.executor import Executor, OperationState
+from controller.executor import MOST_FAILED_SLEEPS, Executor, OperationState
 from controller.memory_estimator import Requirements
 from controller.model_status import Round, assess_models, is_starting
 from controller.observe.gateway_hub import GatewayHub, RemoteDraining, RemoteHealth
@@ -575,10 +575,11 @@ class Reconciler:
                 self._memory.sleepers[replica.name] = record.model_copy(update={"since": since})
         model, calls, requirement = sleepable or (None, None, None)
         is_current = model is not None and model.spec_hash == replica.id.spec_hash
-        if since is None and (record is None or not is_current or not claims.keys() - {HOST}):
+        key = (replica.id.model, replica.id.spec_hash)
+        fails = self._memory.failed_sleeps.get(key, 0) >= MOST_FAILED_SLEEPS
+        if since is None and (record is None or fails or not is_current or not claims.keys() - {HOST}):
             return None
         held_mib = read_held_mib(replica.name, self._gpus or ())
-        key = (replica.id.model, replica.id.spec_hash)
         is_settled = since is not None and not 0 <= now - since < SLEEP_SETTLED_S
         is_seen_asleep = probed_health.health is Health.SLEEPING and replica.name not in self._memory.pending
         if is_settled and is_seen_asleep and held_mib:

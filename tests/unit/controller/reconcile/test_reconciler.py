@@ -512,6 +512,16 @@ async def test_what_a_replica_answered_when_it_was_ready_is_kept_and_it_may_slee
     assert sleeping.records == {sleeping.name: SleepRecord(canary="2, 3")}, "the first answer counts"
 
 
+async def test_one_whose_definition_failed_to_wake_twice_is_put_to_sleep_no_more(sleeping: Sleeping) -> None:
+    memory = sleeping.bench.reconciler._memory
+    replica = await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))
+    for count, may_sleep in ((1, True), (2, False)):
+        memory.failed_sleeps[replica.id.model, replica.id.spec_hash] = count
+        assert ((await sleeping.look()).sleep is not None) is may_sleep
+    memory.note_asleep(sleeping.name, (), 905.0)
+    assert (await sleeping.look(_found(Health.READY, 904.0), 4_000)).is_asleep, "one that sleeps is woken all the same"
+
+
 async def test_one_that_sleeps_claims_what_it_holds_and_its_next_sleep_is_expected_to(sleeping: Sleeping) -> None:
     await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))
     sleeping.bench.reconciler._memory.note_asleep(sleeping.name, (), 905.0)
