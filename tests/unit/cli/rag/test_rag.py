@@ -110,8 +110,8 @@ async def gateway_of_another_version(answer: dict[str, Any]) -> AsyncIterator[st
         (["search", "fox"], {"results": []}, "data"),
         (["search", "fox"], {"data": [{"text": "fox"}]}, "filename"),
         (["status"], {"index": {}}, "vector_store"),
-        (["add", "FILE"], {"id": "d"}, "status"),
-        (["add", "FILE"], DOCUMENT, "chunks"),
+        (["add", "FILE"], {"id": "d", "metadata": {}, "data": [], "has_more": False}, "status"),
+        (["add", "FILE"], {**DOCUMENT, "metadata": {}, "data": [], "has_more": False}, "chunks"),
         (["export", "TAR"], {"data": [DOCUMENT], "has_more": False}, "sha256"),
     ],
 )
@@ -145,7 +145,8 @@ async def test_documents_that_cannot_be_exported_or_added(tmp_path: Path, capsys
     assert code == ExitCode.FAILED
     assert "another version" in err
     (tmp_path / "fox.txt").write_text("fox")
-    failed = {**DOCUMENT, "status": "failed", "chunks": None, "error": {"message": "It is empty."}}
+    none: dict[str, Any] = {"metadata": {}, "data": [], "has_more": False}
+    failed = {**DOCUMENT, "status": "failed", "chunks": None, "error": {"message": "It is empty."}, **none}
     async with gateway_of_another_version(failed) as url:
         assert (await Cli(capsys)("rag", "add", str(tmp_path), "--gateway", url)).code == ExitCode.FAILED
 
