@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -310,7 +311,8 @@ class Reconciler:
             if self.error is None:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
             self.error = mask_text(str(error))
-            self.silence = extend_silence(self.silence, is_gone=isinstance(error, RuntimeGoneError), now=self._clock())
+            is_gone = isinstance(error, RuntimeGoneError)
+            self.silence = extend_silence(self.silence, is_gone=is_gone, now=time.monotonic())
             self._publish_permissions()
             return None
         self.silence = None

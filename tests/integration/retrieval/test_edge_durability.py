@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.vector_store.base import CollectionSpec, SearchScope, VectorStoreError
-from retrieval.vector_store.edge.collection import CollectionFolder
+from retrieval.vector_store.edge.collection import CollectionFolder, CollectionRecord
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.campaign import campaign_seeds
 from tests.support.edge_writer import CHUNKS, SPEC, STEPS, find_processes, make_version
@@ -205,6 +205,27 @@ async def test_an_optimization_that_is_given_up_leaves_nothing(tmp_path: Path) -
         await optimizing
     assert len(list_files(tmp_path)) == len(before)
     assert find_processes("optimizer", tmp_path) == []
+
+
+async def test_a_record_that_is_in_place_and_cannot_be_synced_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await EdgeStore.open(tmp_path)
+    await store.create_collection(SPEC)
+    await store.upsert_points("dense", make_version(0))
+    write = CollectionFolder.write_record
+
+    def fail(folder: CollectionFolder, record: CollectionRecord) -> None:
+        write(folder, record)
+        raise OSError(errno.EIO, "as of a sync")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CollectionFolder, "write_record", fail)
+        await store.optimize_collection("dense")
+    await store.upsert_points("dense", make_version(1))
+    await store.close()
+    store = await check_store(tmp_path, [0, 1])
+    await store.close()
 
 
 async def test_an_optimizer_that_dies_is_an_error_and_the_store_goes_on(tmp_path: Path) -> None:

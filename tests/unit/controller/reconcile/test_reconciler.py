@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from controller.engines.stub import StubDefinition
 from controller.executor import Executor, ExecutorOptions, OperationState
 from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, RemoteHealth
-from controller.observe.health import ProbedHealth
+from controller.observe.health import UNHEALTHY_AFTER_S, ProbedHealth
 from controller.observe.prober import Prober
 from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
 from controller.reconciler import RETRY_S, Reconciler, RoundSources
@@ -147,6 +148,15 @@ async def test_an_observation_that_failed_yields_no_plan_and_no_table(bench: Ben
     bench.runtime.unavailable = None
     await bench.round()
     assert (bench.reconciler.error, bench.hub.table is None) == (None, False)
+
+
+async def test_a_clock_that_is_set_makes_no_silence_of_the_runtime_longer(bench: Bench) -> None:
+    bench.runtime.unavailable = "the daemon is down"
+    for jump in (10_000.0, -20_000.0):
+        bench.time[0] += jump
+        await bench.reconciler.run_round()
+    assert bench.reconciler.silence is not None
+    assert 0 <= time.monotonic() - bench.reconciler.silence.since < UNHEALTHY_AFTER_S
 
 
 async def test_unknown_is_not_empty_what_ran_is_not_started_twice(bench: Bench) -> None:
