@@ -176,10 +176,11 @@ class NvmlReader:
                 gpus, failures, driver, absence = self._ask()
             except TimeoutError:
                 self._note_unread(())
-                return self._note_error(
-                    f"the driver has not answered within {self._limit_s:g} s, and is asked again once it has: see `dmesg`, "
-                    "and reboot the host if it stays so"
+                self._note_error(
+                    f"the driver has not answered within {self._limit_s:g} s, and is asked again once it has: "
+                    "see `dmesg`, and reboot the host if it stays so"
                 )
+                return None
             except self._nvml.NVMLError as error:
                 self._note_unread(())
                 return self._record_failure(error)
@@ -290,7 +291,8 @@ class NvmlReader:
         if isinstance(error, absence_errors) and not self._has_worked:
             self.error, self.absence, self.driver = None, self._explain_absence(error), None
             return ()
-        return self._note_error(self._explain_error(error))
+        self._note_error(self._explain_error(error))
+        return None
 
     def _note_error(self, error: str) -> None:
         if self.error is None:

@@ -490,8 +490,10 @@ def read_log_part(
     has_ended = phase_of(container) is Phase.EXITED
 
     def _read(**limits: Any) -> list[LogRecord]:
-        output = {"stdout": True, "stderr": True, "stream": False, "timestamps": True}
-        return parse_records(client.logs(str(container["Id"]), **output, **limits))
+        data: bytes = client.logs(
+            str(container["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
+        )
+        return parse_records(data)
 
     try:
         # Without a cursor, read more records than lines: a long line is several, and the last one may be unfinished.

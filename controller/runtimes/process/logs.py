@@ -166,8 +166,8 @@ class ProcessLogs:
             mark = log_cursor.mark.mark_after(part)
             # What is left of it is given next.
             is_all = not part or len(rest) <= PART_BYTES
-            cursor = ProcessLogCursor(cut_at, 0, mark) if is_all else replace(log_cursor, mark=mark)
-            return LogPart(tuple(plain_lines(part)), str(cursor), running=True)
+            position = ProcessLogCursor(cut_at, 0, mark) if is_all else replace(log_cursor, mark=mark)
+            return LogPart(tuple(plain_lines(part)), str(position), running=True)
         file.seek(log_cursor.offset)
         part = whole_lines(file.read(PART_BYTES + 1), has_ended=has_ended)
         offset = log_cursor.offset + len(part)

@@ -292,7 +292,7 @@ async def test_documents_that_are_replaced_and_deleted_meanwhile(tmp_path: Path)
             await retrieval.add("A new fox.", "d1", tenant="me")
             await retrieval.request("DELETE", "/v1/documents/d2", tenant="me")
 
-            async def stale() -> Any:
+            async def stale(_: object = None) -> Any:
                 for document in listed:
                     yield document
 

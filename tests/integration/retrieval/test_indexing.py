@@ -282,7 +282,7 @@ async def test_a_model_that_refuses_everything_replaces_no_index(
         harness.store.create_collection = refuse
         await reindex(harness)
         await until("it was tried", lambda: harness.retrieval._reindex_error)
-        assert "refuse" in harness.retrieval._reindex_error or "too long" in harness.retrieval._reindex_error
+        assert "too long" in str(harness.retrieval._reindex_error)
         assert present(harness.retrieval.index.active).name == "m-26"
 
 

@@ -339,10 +339,15 @@ def test_keys_are_validated_once_each_and_a_left_out_one_takes_no_other_with_it(
 ) -> None:
     runs: list[str] = []
     run = validate._KeyValidator.run
-    monkeypatch.setattr(validate._KeyValidator, "run", lambda check: runs.append(check.name) or run(check))
+
+    def note_run(check: validate._KeyValidator) -> KeyDefinition | None:
+        runs.append(check.name)
+        return run(check)
+
+    monkeypatch.setattr(validate._KeyValidator, "run", note_run)
     first = {"sha256": "0" * 64, "tenant": "t", "weight": 1.0}
     files = DebouncedState({}, {}, keys={"k0": KeyDefinition.model_validate(first)}, declared_keys={"k0": first})
-    keys = {f"k{number}": {"sha256": f"{number:064x}"} for number in range(1, 30)}
+    keys: dict[str, dict[str, Any]] = {f"k{number}": {"sha256": f"{number:064x}"} for number in range(1, 30)}
     keys["k5"] |= {"sha256": "0" * 64, "tenant": "u", "weight": 2.0}  # of u, a weight that does not count
     keys["k6"] |= {"tenant": "u", "weight": 3.0}
     keys["k7"] |= {"tenant": "t", "weight": 4.0}

@@ -96,8 +96,8 @@ def test_searches_claims_and_deletions_read_no_versions_of_others(tmp_path: Path
         assert found
         assert [step for step in found if not step.startswith("SEARCH")] == []
     # What metrics and the status ask of all versions is in an index, without the rows.
-    for work in (count_states, count_chunks, oldest_accepted_at, lambda db: list_missing(db, 1, 64)):
-        found = plans(db, work)
+    for look in (count_states, count_chunks, oldest_accepted_at, lambda db: list_missing(db, 1, 64)):
+        found = plans(db, look)
         assert found
         assert [step for step in found if " INDEX versions_" not in step and "documents_visible" not in step] == []
     # In the order of the index: the first entry is the one.

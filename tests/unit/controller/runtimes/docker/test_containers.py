@@ -545,7 +545,8 @@ def test_a_line_that_is_still_being_written_is_given_once_it_is_whole() -> None:
 class FilteringDaemon(LoggingDaemon):
     """A daemon that leaves out records of before `since`."""
 
-    def logs(self, *_: object, since: float | None = None, tail: int | None = None, **__: object) -> bytes:
+    def logs(self, *_: object, **limits: Any) -> bytes:
+        since, tail = limits.get("since"), limits.get("tail")
         lines = (self.data or b"").splitlines(keepends=True)
         times = {line: parse_time(line.split()[0].decode()) or 0.0 for line in lines}
         found = [line for line in lines if since is None or times[line] >= since]
