@@ -171,6 +171,27 @@ async def test_a_damaged_collection_is_set_aside(tmp_path: Path, how: str, caplo
     await store.close()
 
 
+async def test_a_damaged_collection_that_cannot_be_set_aside_can_be_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = await make_store(tmp_path)
+    store = await EdgeStore.open(tmp_path)
+    for pid in find_processes("shard_process", shard):
+        os.kill(pid, signal.SIGKILL)
+    damage(shard, "no segments")
+
+    def fail(_: CollectionFolder) -> Path:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(CollectionFolder, "set_aside", fail)
+    with pytest.raises(VectorStoreError, match="Permission denied"):
+        await store.count_points("dense")
+    assert await store.list_collections() == [CollectionSpec("words", None)]
+    await store.create_collection(SPEC)
+    assert await store.count_points("dense") == 0
+    await store.close()
+
+
 async def test_a_shard_that_is_found_damaged_while_it_serves_is_set_aside(tmp_path: Path) -> None:
     shard = await make_store(tmp_path)
     store = await EdgeStore.open(tmp_path)
