@@ -343,7 +343,8 @@ async def follow_files(
     that is sent, beside `path` (see `add_files`). `on_result`: called once per file, with the document or the error. A
     file that fails is sent again when it changes; a deletion that fails is printed, and tried again after the next
     change. While no gateway answers, which is printed once, both are tried again until one does. A new file that would
-    have the document id of another one is printed, and nothing is done until it is gone.
+    have the document id of another one, also of another folder (see `keep_ids`), is printed, and nothing is done until
+    it is gone.
     """
     known = {file.document_id: file for file in added.files}
     ids = {file.origin: file.document_id for file in added.files}
@@ -351,6 +352,8 @@ async def follow_files(
     watch = awatch(*watched, debounce=SETTLE_MS, step=SETTLE_MS, yield_on_timeout=True, rust_timeout=SETTLE_MS)
     print_line("watching; Ctrl-C ends")
     is_first = True
+    told: str | None = None
+    """Why nothing is done now, as it was printed; None: something is."""
     unsent: set[str] | None = None
     """Ids of documents that wait for a gateway; None: one answers."""
     async for changes in watch:
@@ -358,12 +361,13 @@ async def follow_files(
             continue
         changed = {Path(name).resolve() for _, name in changes}
         try:
-            found = find_files([path for path in paths if path.exists()])
+            present = await _find_present(client, paths, ids, looks_for_ids=ORIGIN not in metadata)
         except CommandError as error:
-            print_error(str(error))
+            if str(error) != told:
+                print_error(str(error))
+            told = str(error)
             continue
-        found = [replace(file, document_id=ids.get(file.origin, file.document_id)) for file in found]
-        present = {file.document_id: file for file in found}
+        told = None
         kept = {document_id: known[document_id] for document_id in known.keys() - present.keys()}
         updated = {
             file.document_id: file
@@ -390,6 +394,22 @@ async def follow_files(
         else:
             unsent = None
         known, is_first = present | kept, False
+
+
+async def _find_present(
+    client: RagClient, paths: Sequence[Path], ids: dict[str, str], *, looks_for_ids: bool
+) -> dict[str, FileToAdd]:
+    """Return the files below `paths` by document id. `ids`: known ids by origin, to which those of new files are added
+    with `looks_for_ids`. Raises CommandError as `find_files` and `keep_ids` do, but not while no gateway answers."""
+    found = find_files([path for path in paths if path.exists()])
+    new = [file for file in found if file.origin not in ids] if looks_for_ids else []
+    try:
+        ids |= {file.origin: file.document_id for file in await keep_ids(client, new)}
+    except CommandError as error:
+        if error.code is not ExitCode.NO_CONTROLLER:  # which sending them tells
+            raise
+    named = (replace(file, document_id=ids.get(file.origin, file.document_id)) for file in found)
+    return {file.document_id: file for file in named}
 
 
 async def _delete_documents(client: RagClient, kept: dict[str, FileToAdd]) -> None:

@@ -49,6 +49,7 @@ from cli.rag.transferring import (
     ExportWriter,
 )
 from contract.documents import DOCUMENT_ID_PATTERN
+from contract.errors import RoundhouseError
 from tests.support.cli import Cli, Roundhouse
 from tests.support.ports import free_port
 from tests.support.small_disk import mount_small_disk
@@ -84,10 +85,12 @@ DOCUMENT = {"id": "d", "status": "ready", "filename": None, "error": None, "byte
 
 
 @asynccontextmanager
-async def gateway_of_another_version(answer: dict[str, Any]) -> AsyncIterator[str]:
-    """One that answers every request alike; yields its address."""
+async def gateway_of_another_version(answer: dict[str, Any], seen: list[str] | None = None) -> AsyncIterator[str]:
+    """One that answers every request alike; yields its address. `seen` gets the paths."""
 
-    async def respond(_: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
+        if seen is not None:
+            seen.append(request.path)
         return web.json_response(answer)
 
     app = web.Application()
@@ -385,9 +388,18 @@ async def test_what_changes_while_no_gateway_answers_is_sent_once_one_does(
         await request.read()
         return web.json_response({"id": "a", "status": "ready"})
 
+    async def list_none(_: web.Request) -> web.Response:
+        return web.json_response({"data": [], "has_more": False})
+
+    async def find_none(_: web.Request) -> web.Response:
+        envelope = RoundhouseError("document_not_found", "There is none.").build_envelope()
+        return web.Response(text=envelope.model_dump_json(), status=404)
+
     port = free_port()
     app = web.Application()
     app.router.add_post("/v1/documents", add)
+    app.router.add_get("/v1/documents", list_none)
+    app.router.add_get("/v1/documents/{id}", find_none)
     async with RagClient(GatewayAddress(f"http://127.0.0.1:{port}", verifies=True), None) as client:
         added = AddedFiles((), began_at=0.0)
         following = asyncio.create_task(
@@ -401,3 +413,29 @@ async def test_what_changes_while_no_gateway_answers_is_sent_once_one_does(
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
     assert "no gateway answers" not in capsys.readouterr().err, "once"
+
+
+async def test_a_new_file_replaces_no_document_of_another_folder_while_it_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("A fox.")
+    other = {**DOCUMENT, "metadata": {"added_from": "elsewhere"}, "data": [], "has_more": False}
+    sent: list[str] = []
+    seen: list[str] = []
+    async with (
+        gateway_of_another_version(other, seen) as url,
+        RagClient(GatewayAddress(url, verifies=True), None) as client,
+    ):
+        following = asyncio.create_task(
+            follow_files(
+                client, [tmp_path], {}, AddedFiles((), began_at=0.0), lambda file, _: sent.append(file.path.name)
+            )
+        )
+        try:
+            await until("it says so", lambda: "was added from another folder" in capsys.readouterr().err)
+            asked = len(seen)
+            await until("it looks again", lambda: len(seen) > asked + 1)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+    assert (sent, capsys.readouterr().err) == ([], "")
