@@ -352,6 +352,8 @@ async def follow_files(
     watch = awatch(*watched, debounce=SETTLE_MS, step=SETTLE_MS, yield_on_timeout=True, rust_timeout=SETTLE_MS)
     print_line("watching; Ctrl-C ends")
     is_first = True
+    changed: set[Path] = set()
+    """What has changed since the last look after which something was done."""
     told: str | None = None
     """Why nothing is done now, as it was printed; None: something is."""
     unsent: set[str] | None = None
@@ -359,7 +361,7 @@ async def follow_files(
     async for changes in watch:
         if not (changes or is_first or unsent is not None):
             continue
-        changed = {Path(name).resolve() for _, name in changes}
+        changed |= {Path(name).resolve() for _, name in changes}
         try:
             present = await _find_present(client, paths, ids, looks_for_ids=ORIGIN not in metadata)
         except CommandError as error:
@@ -393,7 +395,7 @@ async def follow_files(
             unsent = waiting
         else:
             unsent = None
-        known, is_first = present | kept, False
+        known, is_first, changed = present | kept, False, set()
 
 
 async def _find_present(

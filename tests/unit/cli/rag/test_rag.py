@@ -9,7 +9,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cli.gateway_client import GatewayAddress
 from cli.output import CommandError, ExitCode
 from cli.rag.client import (
     AddedFiles,
+    FileToAdd,
     RagClient,
     document_id_of,
     find_files,
@@ -439,3 +441,37 @@ async def test_a_new_file_replaces_no_document_of_another_folder_while_it_is_wat
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
     assert (sent, capsys.readouterr().err) == ([], "")
+
+
+async def test_what_changes_while_nothing_can_be_done_is_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.rag.client.SETTLE_MS", 50)
+    for name in ("a.txt", "x y.txt"):
+        (tmp_path / name).write_text("A fox.")
+    known = AddedFiles(find_files([tmp_path]), began_at=time.time() + 1000)
+    (tmp_path / "x-y.txt").write_text("of the same id")
+    sent: list[str] = []
+    looks: list[int] = []
+    real_find = find_files
+
+    def find(paths: Sequence[Path]) -> list[FileToAdd]:
+        looks.append(1)
+        return real_find(paths)
+
+    monkeypatch.setattr("cli.rag.client.find_files", find)
+    answer = {**DOCUMENT, "data": [], "has_more": False}
+    async with gateway_of_another_version(answer) as url, RagClient(GatewayAddress(url, verifies=True), None) as client:
+        following = asyncio.create_task(
+            follow_files(client, [tmp_path], {}, known, lambda file, _: sent.append(file.path.name))
+        )
+        try:
+            await until("it looks", lambda: looks)
+            (tmp_path / "a.txt").write_text("A dog.")
+            looks.clear()
+            await until("it has looked again", lambda: len(looks) > 5)
+            (tmp_path / "x-y.txt").unlink()
+            await until("it is sent", lambda: sent == ["a.txt"], deadline_s=10)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
