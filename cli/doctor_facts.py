@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
@@ -47,7 +46,6 @@ from controller.runtimes.nvml import NvmlReader
 
 if TYPE_CHECKING:
     from contract.desired import Definition
-    from controller.hosts import Gpu
     from controller.settings import ControllerSettings
 
 
@@ -66,34 +64,19 @@ _VERSION: Final = re.compile(r"version:?\s+v?(\d+\.\d+\.\d+\S*)", re.IGNORECASE)
 def read_gpus(*, pci_devices: Path = PCI_DEVICES) -> GpuFacts:
     """Read the PCI bus, ask the driver, and ask the toolkit for its version. Blocks, up to a few times 10 s
     (`GPU_TIMEOUT_S`); raises nothing. A driver that does not answer leaves a thread behind."""
-    reader = NvmlReader()
-    gpus = ask_driver(reader)
-    problem = reader.reason
-    if gpus is None:
-        problem = f"the NVIDIA driver has not answered within {GPU_TIMEOUT_S:g} s"
+    reader = NvmlReader(limit_s=GPU_TIMEOUT_S)
+    gpus = reader.read_gpus()
+    reader.close()
     return GpuFacts(
         on_bus=count_on_bus(pci_devices),
         readable=len(gpus or ()),
         gpus=gpus or (),
-        problem=problem,
+        problem=reader.reason,
         unread=tuple(gpu.description for gpu in reader.unread_gpus),
         driver_version=reader.driver.version if reader.driver is not None else None,
         toolkit_version=read_toolkit_version(),
         replaced_packages=tuple(sorted(package for program, package in REPLACED.items() if shutil.which(program))),
     )
-
-
-def ask_driver(reader: NvmlReader) -> tuple[Gpu, ...] | None:
-    """Return the GPUs that the driver reports, and close the reader. None: the driver has not answered within 10 s
-    (`GPU_TIMEOUT_S`), and leaves a thread behind. Blocks; raises nothing."""
-    answers: list[tuple[Gpu, ...]] = []
-    thread = threading.Thread(target=lambda: answers.append(reader.read_gpus() or ()), daemon=True)
-    thread.start()
-    thread.join(GPU_TIMEOUT_S)
-    if not answers:
-        return None
-    reader.close()
-    return answers[0]
 
 
 def count_on_bus(pci_devices: Path) -> int:

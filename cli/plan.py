@@ -274,11 +274,11 @@ def _find_oversized(
     gpus: tuple[Gpu, ...] = ()
     has_unread_gpus = False
     if any(model.gpu_count for model in models.values()):
-        from cli.doctor_facts import ask_driver  # docker
         from controller.runtimes.nvml import NvmlReader
 
         reader = NvmlReader()
-        gpus, has_unread_gpus = ask_driver(reader) or (), bool(reader.unread_gpus)
+        gpus, has_unread_gpus = reader.read_gpus() or (), bool(reader.unread_gpus)
+        reader.close()
     total_mib = psutil.virtual_memory().total // 2**20
     host = build_host(gpus, has_unread_gpus, total_mib, settings.engines_memory_mib)
     host = replace(host, requirements=requirements)

@@ -264,8 +264,9 @@ def find_controller(state: Path) -> RunningController | None:
 
 def _has_open(process: Path, path: Path) -> bool:
     file = path.stat()
-    # Compare the name first: a stat of every open file could block on a lost file server.
-    return any(
-        descriptor.readlink().name == path.name and os.path.samestat(descriptor.stat(), file)
-        for descriptor in (process / "fd").iterdir()
-    )
+    for descriptor in (process / "fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            # Compare the name first: a stat of every open file could block on a lost file server.
+            if descriptor.readlink().name == path.name and os.path.samestat(descriptor.stat(), file):
+                return True
+    return False

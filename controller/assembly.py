@@ -366,7 +366,7 @@ class Controller:
             self._warn_of_oversized(after)
         self._store.save_epoch()
         silence, limit_s = self._reconciler.silence, self._settings.docker_gone_s
-        if silence is not None and silence.ends_controller(time.time(), limit_s):
+        if silence is not None and silence.ends_controller(time.monotonic(), limit_s):
             log.critical("nobody listens at the Docker socket for %g s: ending, to be started on the new one", limit_s)
             self._end_by_itself(EXIT_RUNTIME_SILENT)
         unsaved = tuple(self.list_unsaved())
@@ -450,7 +450,7 @@ class Controller:
         """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means healthy,
         also while the runtime has been silent for less than that."""
         silence = self._reconciler.silence
-        return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
+        return self._reconciler.error if silence is not None and silence.is_unhealthy(time.monotonic()) else None
 
     def get_plan(self) -> PlanView | None:
         """Plan anew from the last complete round, and return what the controller would do now, as `roundhouse plan`

@@ -121,6 +121,8 @@ async def run_preflight(
 
 MOST_START_FAILURES = 4
 """Failed starts that are kept of each replica key."""
+MOST_FAILED_SLEEPS = 2
+"""Failed sleeps and wakes in a row after which a definition sleeps no more."""
 CLOCK_SLACK_S = 60.0
 """An operation whose end lies more than this many seconds in the future ended before the clock was set back."""
 
@@ -161,6 +163,8 @@ class OperationState:
     asleep."""
     faults: dict[str, str] = field(default_factory=dict)
     """Replica name to why its sleep or wake failed, so that it must be stopped."""
+    failed_sleeps: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(Model, spec hash) to how many sleeps and wakes of its replicas failed since the last wake that went well."""
     counted_failures: set[str] = field(default_factory=set)
     """Names of replicas whose failure was counted. A stop that is issued again must not count it a second time."""
 
@@ -285,6 +289,7 @@ class OperationState:
         self.sleepers = {name: record for name, record in self.sleepers.items() if name in replica_names}
         self.faults = {name: fault for name, fault in self.faults.items() if name in replica_names}
         self.asleep_mib = {key: mib for key, mib in self.asleep_mib.items() if key in current_specs}
+        self.failed_sleeps = {key: count for key, count in self.failed_sleeps.items() if key in current_specs}
         images = {model.image for model in desired.models.values()}
         self.pulls = {
             key: failure_state
@@ -687,8 +692,11 @@ class Executor:
     async def _change_sleep(self, action: PutToSleep | Wake, work: Coroutine[Any, Any, None], failure: str) -> None:
         """Do a sleep or a wake. One that fails leaves a fault, for which the next plan stops the replica."""
         error: str | None = None
+        key, failed_sleeps = (action.model, action.id.spec_hash), self._memory.failed_sleeps
         try:
             await work
+            if isinstance(action, Wake):
+                failed_sleeps.pop(key, None)
         except SleepError as fault:
             error = str(fault)
         except Exception as fault:
@@ -696,6 +704,7 @@ class Executor:
             error = f"{INTERNAL}: {fault!r}"
         finally:
             if error is not None:
+                failed_sleeps[key] = failed_sleeps.get(key, 0) + 1
                 self._memory.faults[action.name] = self._redact(action.model, f"{failure}: {error}", action.name)
             self._memory.finish_operation(action.name, self._clock())
             self._wake()

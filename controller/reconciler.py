@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from controller.artifacts.read import Stamp, read_stamps
 from controller.desired.source import DesiredStateSource
 from controller.engines import REPLICA_ENGINES
 from controller.engines.base import SleepCalls
-from controller.executor import Executor, OperationState
+from controller.executor import MOST_FAILED_SLEEPS, Executor, OperationState
 from controller.hosts import Host, HostState, is_memory_key, memory_key
 from controller.memory_estimator import Requirements
 from controller.model_status import Round, assess_models, is_starting
@@ -316,7 +317,8 @@ class Reconciler:
             if self.error is None:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
             self.error = mask_text(str(error))
-            self.silence = extend_silence(self.silence, is_gone=isinstance(error, RuntimeGoneError), now=self._clock())
+            is_gone = isinstance(error, RuntimeGoneError)
+            self.silence = extend_silence(self.silence, is_gone=is_gone, now=time.monotonic())
             self._publish_permissions()
             return None
         self.silence = None
@@ -614,11 +616,12 @@ class Reconciler:
                 self._memory.sleepers[replica.name] = record.model_copy(update={"since": since})
         model, calls, requirement = sleepable or (None, None, None)
         is_current = model is not None and model.spec_hash == replica.id.spec_hash
-        if since is None and (record is None or not is_current or all(map(is_memory_key, claims))):
+        key = (replica.id.model, replica.id.spec_hash)
+        fails = self._memory.failed_sleeps.get(key, 0) >= MOST_FAILED_SLEEPS
+        if since is None and (record is None or fails or not is_current or all(map(is_memory_key, claims))):
             return None
         gpus = next((each.gpus for each in self._hosts if each.name == replica.host), None)
         held_mib = read_held_mib(replica.name, gpus or ())
-        key = (replica.id.model, replica.id.spec_hash)
         is_settled = since is not None and not 0 <= now - since < SLEEP_SETTLED_S
         is_seen_asleep = probed_health.health is Health.SLEEPING and replica.name not in self._memory.pending
         if is_settled and is_seen_asleep and held_mib:

@@ -26,11 +26,11 @@ from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import Collection, VersionState
 from retrieval.catalog.versions import count_chunks, count_states, oldest_accepted_at
 from retrieval.documents import DocumentService
-from retrieval.embedding import ModelClient, ModelRefusedError, ModelUnavailableError, Prefixes, choose_prefixes
+from retrieval.embedding import ModelClient, Prefixes, choose_prefixes
 from retrieval.file_search import FileService, VectorStoreService
-from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError
+from retrieval.ingestion.collection_writer import CollectionWriter
 from retrieval.ingestion.document_changes import DocumentChanges
-from retrieval.ingestion.index import DocumentStores, GarbageCollector, Index
+from retrieval.ingestion.index import PASSING, DocumentStores, GarbageCollector, Index
 from retrieval.ingestion.pipeline import IngestionPipeline
 from retrieval.metrics import Figures, RetrievalMetrics
 from retrieval.parsing.base import ChunkingOptions, Parser
@@ -53,15 +53,6 @@ OPTIMIZE_FROM: Final = 5_000
 """Points written since the last time from which a collection is optimized while nothing else is written."""
 OPTIMIZE_AT: Final = 50_000
 """Points written since the last time from which it is optimized in any case."""
-_PASSING: Final = (
-    VectorStoreError,
-    ModelUnavailableError,
-    ModelRefusedError,
-    DimensionChangedError,
-    sqlite3.Error,
-    OSError,
-)
-"""What ends work on the index that is tried again."""
 
 
 class _Complaints:
@@ -255,7 +246,7 @@ class Retrieval:
             self._has_garbage.clear()
             try:
                 await self.collector.collect()
-            except (*_PASSING, KeyError) as error:
+            except PASSING as error:
                 if isinstance(error, KeyError):
                     self.index.note_lost()
                 self._complaints.tell("garbage was left, and is removed later", error)
@@ -299,7 +290,7 @@ class Retrieval:
             self._wants_reindex.clear()
             try:
                 await self.index.reindex()
-            except (*_PASSING, KeyError) as error:
+            except PASSING as error:
                 if isinstance(error, KeyError):
                     self.index.note_lost()
                 self._complaints.tell("the reindex did not end, and is tried again", error)
@@ -314,7 +305,7 @@ class Retrieval:
             try:
                 await self.index.replace_lost()
                 await self.index.fill()
-            except (*_PASSING, KeyError) as error:
+            except PASSING as error:
                 self._complaints.tell("the index cannot be completed, and is tried again", error)
                 await asyncio.sleep(RETRY_S)
             else:

@@ -137,11 +137,13 @@ class ModelsFolder:
         self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, holder.encode(), 0)
         except OSError:
             self.close()
             raise
+        with suppress(OSError):  # a full disk must not keep out whoever can remove something
+            # Over the last holder's words, and only then cut: a file that is emptied first may not get its room back.
+            os.pwrite(self._lock, holder.encode(), 0)
+            os.ftruncate(self._lock, len(holder.encode()))
 
     def read_holder(self) -> str:
         """Return who has the lock, as `open` was told; empty where that cannot be read. Blocks on the disk."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -95,7 +94,8 @@ def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
     Raises OccupiedError where it has some, OSError where a folder or file cannot be read.
     """
     try:
-        entries = sorted(entry.name for entry in folders.state.iterdir() if entry.name not in _NO_STATE)
+        names = [entry.name for entry in folders.state.iterdir()]
+        entries = sorted(name for name in names if name not in _NO_STATE and not _is_unfinished(name))
     except FileNotFoundError:
         entries = []
     if entries:
@@ -108,6 +108,11 @@ def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
             raise OccupiedError(f"{path} is there already, and is not in the backup so")
     if manifest.documents is not None and folders.documents is not None:
         check_no_documents(folders.documents)
+
+
+def _is_unfinished(name: str) -> bool:
+    """Return whether this is what a killed program left of a file or a folder that it wrote."""
+    return name.startswith(".") and name.endswith((".new", ".new-journal", ".new-wal", ".new-shm"))
 
 
 def check_no_documents(folder: Path) -> None:
@@ -133,6 +138,7 @@ def restore_documents(file: IO[bytes], manifest: Manifest, folder: Path, *, forc
     if not force:
         check_no_documents(folder)
     with _stage_documents(file, manifest, folder) as (staged, count):
+        staged.sync()
         aside = staged.move_into_place()
     return Restored(aside_files=[] if aside is None else [aside], documents=count)
 
@@ -156,11 +162,11 @@ def restore_archive(
     if not force:
         check_vacant(manifest, folders)
     if manifest.documents is None or folders.documents is None:
-        return _restore_files(file, manifest, folders, new_identity=new_identity)
+        return _restore_files(file, manifest, folders, lambda: None, new_identity=new_identity)
     with _stage_documents(file, manifest, folders.documents) as (documents, count):
-        restored = _restore_files(file, manifest, folders, new_identity=new_identity)
-        if (aside := documents.move_into_place()) is not None:
-            restored.aside_files.append(aside)
+        documents.sync()
+        # First the documents, whose renames can fail: the state of another moment is of no use without them.
+        restored = _restore_files(file, manifest, folders, documents.move_into_place, new_identity=new_identity)
     restored.written_files.append(folders.documents / RETRIEVAL_FOLDER)
     restored.documents = count
     return restored
@@ -170,6 +176,7 @@ def restore_archive(
 def _stage_documents(file: IO[bytes], manifest: Manifest, folder: Path) -> Iterator[tuple[StagedDocuments, int]]:
     """Read the documents of an archive into a staging folder, which is removed at the end unless it was moved into
     place, and yield them with their number. Raises BackupError or OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     staged = StagedDocuments(folder)
 
     def _take(member: str, _: int, chunks: Iterator[bytes]) -> None:
@@ -177,7 +184,6 @@ def _stage_documents(file: IO[bytes], manifest: Manifest, folder: Path) -> Itera
             staged.take_member(member, chunks)
 
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _read_same(file, manifest, _take)
         yield staged, staged.check_catalog()
     finally:
@@ -189,8 +195,16 @@ def _read_same(file: IO[bytes], manifest: Manifest, take: Callable[[str, int, It
         raise BackupError("the backup was replaced while it was read")
 
 
-def _restore_files(file: IO[bytes], manifest: Manifest, folders: RestoreFolders, *, new_identity: bool) -> Restored:
-    """Restore everything but documents."""
+def _restore_files(
+    file: IO[bytes],
+    manifest: Manifest,
+    folders: RestoreFolders,
+    move_documents: Callable[[], Path | None],
+    *,
+    new_identity: bool,
+) -> Restored:
+    """Restore everything but documents. `move_documents` is called directly before files are replaced, and returns
+    where it moved earlier ones."""
     restored = Restored(keeps_identity=not new_identity and (folders.state / IDENTITY).exists())
     skipped_members = {f"{STATE_FOLDER}/{IDENTITY}"} if new_identity or restored.keeps_identity else set()
     staged_files: dict[MemberPlace, Path] = {}
@@ -199,7 +213,8 @@ def _restore_files(file: IO[bytes], manifest: Manifest, folders: RestoreFolders,
         if member in skipped_members or member.startswith(f"{DOCUMENTS_FOLDER}/"):
             return
         place = parse_member(member)
-        staged_files[place] = folders.folder_of(place) / f".{place.name}.{os.getpid()}.new"
+        staged_files[place] = folders.folder_of(place) / f".{place.name}.new"
+        remove_side_files(staged_files[place])  # those that a killed restore left
         write_new(staged_files[place], mode, chunks)
 
     try:
@@ -211,6 +226,8 @@ def _restore_files(file: IO[bytes], manifest: Manifest, folders: RestoreFolders,
         for place, staged in staged_files.items():
             if place.is_database:
                 _check_staged_database(staged, place)
+        if (aside := move_documents()) is not None:
+            restored.aside_files.append(aside)
         _move_into_place(staged_files, manifest, folders, restored)
     finally:
         for staged in staged_files.values():

@@ -8,6 +8,7 @@ retrieval makes them again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -21,7 +22,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -114,7 +115,11 @@ def write_archive(
 def _add_original(archive: tarfile.TarFile, sha256: str, source: Path, at: float) -> None:
     with source.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
-        if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+        try:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:  # of the disk, without the file's name
+            raise BackupError(f"{source} cannot be read: {error.strerror or error}") from error
+        if digest != sha256:
             raise BackupError(f"{source} is damaged: put the file back, or delete its documents and run it again")
         opened.seek(0)
         _add(archive, f"{DOCUMENTS_FOLDER}/originals/{sha256}", size, 0o600, at, opened)
@@ -374,9 +379,17 @@ class StagedDocuments:
     they are. The maker calls `remove` in the end, also after an error."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: retrieval's state folder, which exists when something is taken."""
+        """Make the staging folder, without what a killed restore left there. `folder`: retrieval's state folder, which
+        exists. Raises OSError, also if another restore is staging there."""
         self._folder = folder
-        self._staged = folder / f".{RETRIEVAL_FOLDER}.{os.getpid()}.new"
+        self._staged = folder / f".{RETRIEVAL_FOLDER}.new"
+        self._make_folder(self._staged)
+        try:
+            self._lock = _lock_folder(self._staged)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another restore works in it", str(folder)) from None
+        for left in self._staged.iterdir():
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
     def take_member(self, member: str, chunks: Iterator[bytes]) -> None:
         """Write one member of the archive, the catalog or an original, to the staging folder. `member` is its name in
@@ -401,14 +414,17 @@ class StagedDocuments:
         except sqlite3.Error as error:
             raise DamagedArchiveError(f"{CATALOG_MEMBER} is damaged: {error}") from None
 
-    def move_into_place(self) -> Path | None:
-        """Sync the disks, and rename the staging folder to the folder of documents. An existing folder of documents is
-        renamed first, to a name that ends in `.before-restore`; what an earlier restore left there is deleted. Return
-        the new path of that existing folder; None: there was none. Blocks. Raises OSError; the existing folder may then
-        have its new name already."""
+    def sync(self) -> None:
+        """Complete what was taken, and sync it to disk. Blocks. Raises OSError."""
         self._make_folder(self._staged / ORIGINALS_FOLDER)
         write_new(self._staged / RESTORED_NAME, 0o600, iter(()), is_synced=False)
         os.sync()  # a sync of each of many thousand files takes minutes
+
+    def move_into_place(self) -> Path | None:
+        """Rename the staging folder, which `sync` has completed, to the folder of documents. An existing folder of
+        documents is renamed first, to a name that ends in `.before-restore`; what an earlier restore left there is
+        deleted. Return the new path of that existing folder; None: there was none. Blocks. Raises OSError; the existing
+        folder may then have its new name already."""
         target, aside = self._folder / RETRIEVAL_FOLDER, None
         if target.exists():
             aside = self._folder / ASIDE_NAME
@@ -419,8 +435,9 @@ class StagedDocuments:
         return aside
 
     def remove(self) -> None:
-        """Remove what was staged and not moved into place. Nothing staged is no error; raises nothing."""
+        """Remove what was staged and not moved into place. Call it once. Raises nothing."""
         shutil.rmtree(self._staged, ignore_errors=True)
+        os.close(self._lock)
 
     def _make_folder(self, folder: Path) -> None:
         if not folder.exists():
@@ -494,7 +511,7 @@ def _write(
     on_original: Callable[[], None],
 ) -> Manifest:
     try:
-        work_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        work_folder, lock = _open_work_folder(path)
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
     try:
@@ -516,10 +533,39 @@ def _write(
         archive_path.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
+        source = None if error.filename is None else Path(os.fsdecode(error.filename))
+        is_ours = source is None or source in (path, path.parent) or source.is_relative_to(work_folder)
+        words = f"{path} cannot be written" if is_ours else f"{source} cannot be read"
+        raise BackupError(f"{words}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(work_folder, ignore_errors=True)
+        os.close(lock)
     return manifest
+
+
+def _open_work_folder(path: Path) -> tuple[Path, int]:
+    """Make a hidden folder beside the backup `path`, and return it with the descriptor that locks it. Those that killed
+    backups to `path` left, which nobody locks, are removed. Raises OSError."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}")
+    for left in [each for each in path.parent.iterdir() if name.fullmatch(each.name)]:
+        with suppress(OSError):  # another backup's, or no folder
+            descriptor = _lock_folder(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
+    work_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    return work_folder, _lock_folder(work_folder)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder, and return the descriptor whose closing unlocks it. Raises OSError, and BlockingIOError where it
+    is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _collect(work_folder: Path, folders: BackupFolders) -> dict[str, Path]:

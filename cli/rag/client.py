@@ -6,12 +6,13 @@ Files are found, added and watched until they are searchable, and searches are m
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -96,20 +97,23 @@ class RagClient(GatewayClient):
                 return None
             raise
 
-    async def list_documents(self) -> AsyncIterator[dict[str, Any]]:
+    async def list_documents(
+        self, metadata: Mapping[str, Sequence[str]] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
+        `metadata`: only those that have one of these values of each attribute.
 
         Raises RefusedError with `invalid_request` where the last document of a page was deleted before the next page
         was asked for.
         """
-        after: dict[str, str] = {}
+        after: dict[str, str] = {} if metadata is None else {"filter": json.dumps(metadata)}
         while True:
             page = await self._ask("GET", "/v1/documents", params={"limit": str(PAGE), "order": "asc", **after})
             for document in page["data"]:
                 yield document
             if not page["has_more"]:
                 return
-            after = {"after": page["last_id"]}
+            after["after"] = page["last_id"]
 
     async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a document's searchable version, in their order, and end. Raises RefusedError with
@@ -154,6 +158,8 @@ ADDED_AT_ONCE: Final = 4
 POLL_S: Final = 0.3
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._:@+~=-]+")
 _LONGEST_ID: Final = 200
+ORIGIN: Final = "added_from"
+"""Attribute of a document: the `origin` of the file that it was added from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +171,8 @@ class FileToAdd:
     shown_path: str
     """The document's attribute `path`: as it was given; of an absolute one only from the added file's or folder's own
     name on, for the host's folders are nobody's business."""
+    origin: str = ""
+    """The document's attribute `added_from`: a digest of where the file lies, however its path is written."""
 
 
 def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
@@ -180,7 +188,7 @@ def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
             raise CommandError(f"there is no {path}", ExitCode.USAGE)
         for file in _files_below(path):
             shown = file.relative_to(path.parent) if path.is_absolute() else file
-            added = FileToAdd(file, document_id_of(file), str(shown))
+            added = FileToAdd(file, document_id_of(file), str(shown), _origin_of(file))
             other = found.setdefault(added.document_id, added)
             if other.path.resolve() != file.resolve():
                 message = f"{other.path} and {file} would both be the document {added.document_id}: add one by one"
@@ -190,7 +198,8 @@ def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
 
 def document_id_of(path: Path) -> str:
     """Return the id of a file's document: `path` as it was given, neither made absolute nor resolved, with `:` between
-    its parts. The same command line therefore replaces the documents that it added before.
+    its parts. The same command line therefore replaces the documents that it added before; for another one of the same
+    files, `keep_ids` finds them.
 
     The id lacks a leading `/` and the parts `.` and `..`. Each run of characters other than `A-Za-z0-9._:@+~=-` becomes
     one `-`. Only the last 200 characters are kept, from the first letter or digit on. The id is `document` if nothing
@@ -198,6 +207,48 @@ def document_id_of(path: Path) -> str:
     """
     parts = [part for part in path.parts if part not in ("/", ".", "..")]
     return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip("._:@+~=-") or "document"
+
+
+def _origin_of(path: Path) -> str:
+    place = os.fsencode(path.parent.resolve() / path.name)
+    return hashlib.sha256(place).hexdigest()[:16]
+
+
+async def keep_ids(client: RagClient, files: Sequence[FileToAdd]) -> list[FileToAdd]:
+    """Return the files, each with the id of the document that was added from it before, also by another spelling of its
+    path. Raises CommandError where one would replace a document that was added from another file; documents that do
+    not say from where are replaced. Other errors: see RagClient."""
+    known: dict[str, set[str]] = {}
+    for first in range(0, len(files), PAGE):
+        origins = [file.origin for file in files[first : first + PAGE]]
+        async for document in client.list_documents({ORIGIN: origins}):
+            known.setdefault(document["metadata"][ORIGIN], set()).add(document["id"])
+    own_ids = {file.document_id for file in files}
+    kept: list[FileToAdd] = []
+    new: list[FileToAdd] = []
+    for file in files:
+        ids = known.get(file.origin, set())
+        if file.document_id in ids:
+            kept.append(file)
+        elif others := sorted(ids - own_ids):
+            kept.append(replace(file, document_id=others[0]))
+        else:
+            new.append(file)
+    queue = list(reversed(new))
+
+    async def check() -> None:
+        while queue:
+            file = queue.pop()
+            document = await client.find_document(file.document_id)
+            if document is not None and ORIGIN in document["metadata"]:
+                raise CommandError(
+                    f"{file.document_id} was added from another folder: `rag add {file.path.absolute()}` adds the file "
+                    f"beside it, and `--set {ORIGIN}=NAME` replaces it",
+                    ExitCode.FAILED,
+                )
+
+    await asyncio.gather(*(check() for _ in range(ADDED_AT_ONCE)))
+    return [*kept, *new]
 
 
 async def add_files(
@@ -208,8 +259,8 @@ async def add_files(
     waits: bool,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> None:
-    """Send files, up to 4 at a time. Each document gets the attributes `metadata`, and `path`, the file's
-    `shown_path`, unless `metadata` has one.
+    """Send files, up to 4 at a time. Each document gets the attributes `metadata`, and `path` and `added_from`, the
+    file's `shown_path` and `origin`, unless `metadata` has them.
 
     `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
     CommandError that says why the file failed (not readable, or refused), after which the other
@@ -239,7 +290,8 @@ async def _add_one(
     client: RagClient, file: FileToAdd, metadata: Mapping[str, Any], *, waits: bool
 ) -> dict[str, Any] | CommandError:
     try:
-        document = await client.add_file(file.path, file.document_id, {"path": file.shown_path, **metadata})
+        attributes = {"path": file.shown_path, ORIGIN: file.origin, **metadata}
+        document = await client.add_file(file.path, file.document_id, attributes)
         while waits and document["status"] not in ("ready", "failed"):
             await asyncio.sleep(POLL_S)
             document = await client.get_document(file.document_id)
@@ -291,24 +343,33 @@ async def follow_files(
     that is sent, beside `path` (see `add_files`). `on_result`: called once per file, with the document or the error. A
     file that fails is sent again when it changes; a deletion that fails is printed, and tried again after the next
     change. While no gateway answers, which is printed once, both are tried again until one does. A new file that would
-    have the document id of another one is printed, and nothing is done until it is gone.
+    have the document id of another one, also of another folder (see `keep_ids`), is printed, and nothing is done until
+    it is gone.
     """
     known = {file.document_id: file for file in added.files}
+    ids = {file.origin: file.document_id for file in added.files}
     watched = [path for path in paths if path.exists()]
     watch = awatch(*watched, debounce=SETTLE_MS, step=SETTLE_MS, yield_on_timeout=True, rust_timeout=SETTLE_MS)
     print_line("watching; Ctrl-C ends")
     is_first = True
+    changed: set[Path] = set()
+    """What has changed since the last look after which something was done."""
+    told: str | None = None
+    """Why nothing is done now, as it was printed; None: something is."""
     unsent: set[str] | None = None
     """Ids of documents that wait for a gateway; None: one answers."""
     async for changes in watch:
         if not (changes or is_first or unsent is not None):
             continue
-        changed = {Path(name).resolve() for _, name in changes}
+        changed |= {Path(name).resolve() for _, name in changes}
         try:
-            present = {file.document_id: file for file in find_files([path for path in paths if path.exists()])}
+            present = await _find_present(client, paths, ids, looks_for_ids=ORIGIN not in metadata)
         except CommandError as error:
-            print_error(str(error))
+            if str(error) != told:
+                print_error(str(error))
+            told = str(error)
             continue
+        told = None
         kept = {document_id: known[document_id] for document_id in known.keys() - present.keys()}
         updated = {
             file.document_id: file
@@ -334,7 +395,23 @@ async def follow_files(
             unsent = waiting
         else:
             unsent = None
-        known, is_first = present | kept, False
+        known, is_first, changed = present | kept, False, set()
+
+
+async def _find_present(
+    client: RagClient, paths: Sequence[Path], ids: dict[str, str], *, looks_for_ids: bool
+) -> dict[str, FileToAdd]:
+    """Return the files below `paths` by document id. `ids`: known ids by origin, to which those of new files are added
+    with `looks_for_ids`. Raises CommandError as `find_files` and `keep_ids` do, but not while no gateway answers."""
+    found = find_files([path for path in paths if path.exists()])
+    new = [file for file in found if file.origin not in ids] if looks_for_ids else []
+    try:
+        ids |= {file.origin: file.document_id for file in await keep_ids(client, new)}
+    except CommandError as error:
+        if error.code is not ExitCode.NO_CONTROLLER:  # which sending them tells
+            raise
+    named = (replace(file, document_id=ids.get(file.origin, file.document_id)) for file in found)
+    return {file.document_id: file for file in named}
 
 
 async def _delete_documents(client: RagClient, kept: dict[str, FileToAdd]) -> None:

@@ -339,11 +339,14 @@ def add(
 ) -> int:
     """Add files, or replace them where they have changed.
 
-    A document's id is the file's path as given, with `:` between its parts, and its attribute `path` is that path; of
-    an absolute one only what is below the added folder, with its name. Exit code 0: all files are searchable (or
-    accepted, with --no-wait). 1: some were refused, or could not be read. 3: no gateway answers, or it no longer does.
+    A document's id is the file's path as first given, with `:` between its parts, and its attribute `path` is that
+    path; of an absolute one only what is below the added folder, with its name. The attribute `added_from` is a digest
+    of where the file lies: documents of another folder are not replaced, unless --set gives a name for it.
+
+    Exit code 0: all files are searchable (or accepted, with --no-wait). 1: some were refused, or could not be read. 3:
+    no gateway answers, or it no longer does.
     """
-    from cli.rag.client import AddedFiles, add_files, find_files, follow_files
+    from cli.rag.client import ORIGIN, AddedFiles, add_files, find_files, follow_files, keep_ids
 
     attributes = parse_attributes(metadata or ())
     began_at = time.time()
@@ -362,9 +365,10 @@ def add(
             print_line(f"{file.path}: {result['status']} as {result['id']}{chunks}")
 
     async def run(client: RagClient) -> None:
-        await add_files(client, files, attributes, waits=not no_wait, on_result=tell)
+        known_files = files if ORIGIN in attributes else await keep_ids(client, files)
+        await add_files(client, known_files, attributes, waits=not no_wait, on_result=tell)
         if watch:
-            await follow_files(client, paths, attributes, AddedFiles(files, began_at), tell)
+            await follow_files(client, paths, attributes, AddedFiles(known_files, began_at), tell)
 
     ask_gateway(gateway, tenant, run)
     return max(codes)

@@ -208,6 +208,10 @@ def define_replicas(declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Defi
 
 PLACE: Final = SourcePlace("runtime declarations")
 """What problems name in place of a file."""
+LEFT_OUT: Final = "left-out"
+"""Name of the key that is in force where every declared key is left out: without keys, everybody would be let in."""
+_UNKNOWN_KEY: Final = KeyDefinition(sha256="0" * 64)
+"""A key of which nobody can know the secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,13 @@ class CombinedDeclarations:
     """Names of the models in force that only a runtime declaration declares."""
     discovered_models: frozenset[str] = frozenset()
     """Names of the models in force that nobody declares: their files lie in a models folder."""
-    problems: tuple[Problem, ...] = ()
-    """Why runtime declarations are left out, with secrets masked."""
+    problems_of: Mapping[tuple[DeclarationKind, str], tuple[Problem, ...]] = field(default_factory=dict)
+    """Why runtime declarations are left out, with secrets masked, by kind and name."""
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Why runtime declarations are left out, with secrets masked."""
+        return tuple(problem for problems in self.problems_of.values() for problem in problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +255,23 @@ class _Combination:
     declared_models: dict[str, Mapping[str, Any]]
     keys: dict[str, KeyDefinition]
     declared_keys: dict[str, Mapping[str, Any]]
-    problems: list[Problem] = field(default_factory=list)
+    problems_of: dict[tuple[DeclarationKind, str], tuple[Problem, ...]] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    """Name and alias to the words for what has it already."""
+    roles: dict[str, str] = field(default_factory=dict)
+    """Role to the model that has it."""
+
+    def __post_init__(self) -> None:
+        for name, definition in self.definitions.items():
+            self.note_names(name, definition)
+
+    def note_names(self, name: str, definition: Definition) -> None:
+        """Note the names and the role of a model, which no later one may have."""
+        for alias in definition.aliases:
+            self.owners.setdefault(alias, f"an alias of model {name}")
+        self.owners[name] = f"the name of model {name}"
+        if definition.role is not None:
+            self.roles.setdefault(definition.role, name)
 
 
 def combine_declarations(
@@ -257,8 +282,9 @@ def combine_declarations(
     discovered: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> CombinedDeclarations:
     """Return what files and runtime declarations declare together. A runtime declaration of a name that the files
-    declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute;
-    `trusted` names the fields that runtime declarations may give any valid value. Never raises.
+    declare has no effect; one with a problem is left out, and its problems are in the result. Where that leaves no key
+    of those that are declared, there is one that nobody can show (`LEFT_OUT`). `roots` are absolute; `trusted` names
+    the fields that runtime declarations may give any valid value. Never raises.
 
     `discovered`: fields, by name, of the models that are there without a declaration. They count where the files say
     `discover`; one whose file or name a declaration has, or that is not valid, is left out without a problem."""
@@ -275,11 +301,9 @@ def combine_declarations(
     for name, declaration in declarations.models.items():
         if name not in files.definitions:
             _add_model(result, name, declaration.fields)
-    for name, declaration in declarations.keys.items():
-        if name not in files.keys:
-            _add_key(result, name, declaration.fields)
+    _add_keys(result, {name: each.fields for name, each in declarations.keys.items() if name not in files.keys})
     runtime_models = frozenset(result.definitions.keys() - files.definitions.keys())
-    declared_problems = list(result.problems)
+    problems_of = {owner: redact_problems(problems) for owner, problems in result.problems_of.items()}
     named = {each.model_path for each in result.definitions.values()}
     for name, fields in discovered.items():
         if fields.get("model_path") not in named:
@@ -292,9 +316,7 @@ def combine_declarations(
         declared_keys=result.declared_keys,
     )
     discovered_models = frozenset(result.definitions.keys() - files.definitions.keys() - runtime_models)
-    return CombinedDeclarations(
-        with_server_replicas(state), runtime_models, discovered_models, redact_problems(declared_problems)
-    )
+    return CombinedDeclarations(with_server_replicas(state), runtime_models, discovered_models, problems_of)
 
 
 def request_rules(
@@ -317,9 +339,8 @@ def check_declaration(
     """Check the runtime declaration of this kind and name, which `declarations` must contain, beside the files and the
     other declarations. Return its problems; without problems, the paths that the caller must still look up. `roots` are
     absolute; `trusted` names the fields that may have any valid value. Never raises."""
-    prefix = field_name((kind, name))
     combined = combine_declarations(files, declarations, roots, trusted)
-    problems = tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))
+    problems = combined.problems_of.get((kind, name), ())
     definition = combined.state.definitions.get(name)
     if problems or kind == "keys" or definition is None:
         return CheckedDeclaration(problems)
@@ -363,14 +384,6 @@ def _without(declared: Mapping[str, RuntimeDeclaration], names: list[str]) -> di
     return {name: each for name, each in declared.items() if name not in names}
 
 
-def _is_below(problem_field: str | None, prefix: str, kind: DeclarationKind) -> bool:
-    # A key's name that looks like a secret is not told: its problem has the field `keys` alone.
-    return problem_field == kind or (
-        problem_field is not None
-        and (problem_field == prefix or problem_field.startswith((f"{prefix}.", f"{prefix}[")))
-    )
-
-
 def _add_model(result: _Combination, name: str, fields: Mapping[str, Any]) -> None:
     models = with_place({name: dict(fields)}, PLACE)
     assert isinstance(models, Table)
@@ -380,41 +393,38 @@ def _add_model(result: _Combination, name: str, fields: Mapping[str, Any]) -> No
     if definition is not None:
         refusals = result.rules.find_refusals(type(definition), validated.declared_models[name])
         problems += [_problem(reason, "models", name, each) for each, reason in refusals]
-        problems += _find_clashes(result.definitions, name, definition)
+        problems += _find_clashes(result, name, definition)
     if problems or definition is None:
-        result.problems += problems
+        result.problems_of["models", name] = tuple(problems)
         return
+    result.note_names(name, definition)
     result.definitions[name] = definition
     result.declared_models[name] = validated.declared_models[name]
 
 
-def _find_clashes(others: Mapping[str, Definition], name: str, definition: Definition) -> Iterator[Problem]:
+def _find_clashes(others: _Combination, name: str, definition: Definition) -> Iterator[Problem]:
     """Yield a problem for the model's name, each of its aliases and its role that another model has."""
-    owners = {alias: f"an alias of model {other}" for other, each in others.items() for alias in each.aliases}
-    owners |= {other: f"the name of model {other}" for other in others}
-    if name in owners:
-        yield _problem(f"`{name}` is already {owners[name]}", "models", name)
+    if name in others.owners:
+        yield _problem(f"`{name}` is already {others.owners[name]}", "models", name)
     for index, alias in enumerate(definition.aliases):
-        if alias in owners:
-            yield _problem(f"alias `{alias}` is already {owners[alias]}", "models", name, "aliases", index)
-    if definition.role is not None:
-        for other, each in others.items():
-            if each.role == definition.role:
-                yield _problem(f"model {other} has the role `{definition.role}` already", "models", name, "role")
+        if alias in others.owners:
+            yield _problem(f"alias `{alias}` is already {others.owners[alias]}", "models", name, "aliases", index)
+    if definition.role is not None and (other := others.roles.get(definition.role)) is not None:
+        yield _problem(f"model {other} has the role `{definition.role}` already", "models", name, "role")
 
 
 def _problem(message: str, *path: str | int) -> Problem:
     return Problem(file=PLACE.file, line=None, field=field_name(path), message=message)
 
 
-def _add_key(result: _Combination, name: str, fields: Mapping[str, Any]) -> None:
-    # With the other keys, because two keys of one secret, or of one tenant with two weights, are a problem.
-    others = {other: dict(each) for other, each in result.declared_keys.items()}
-    table = with_place({"keys": {**others, name: dict(fields)}}, PLACE)
+def _add_keys(result: _Combination, declared: Mapping[str, Mapping[str, Any]]) -> None:
+    table = with_place({"keys": {name: dict(fields) for name, fields in declared.items()}}, PLACE)
     assert isinstance(table, Table)
-    validated = validate_keys(table)
-    if validated.problems or name not in validated.definitions:
-        result.problems += validated.problems
-        return
-    result.keys[name] = validated.definitions[name]
-    result.declared_keys[name] = validated.declared_keys[name]
+    validated = validate_keys(table, result.keys)
+    for name, problems in validated.problems_of.items():
+        result.problems_of["keys", name] = tuple(problems)
+    valid_names = [name for name in validated.definitions if name not in validated.problems_of]
+    result.keys |= {name: validated.definitions[name] for name in valid_names}
+    result.declared_keys |= {name: validated.declared_keys[name] for name in valid_names}
+    if declared and not result.keys:
+        result.keys[LEFT_OUT] = _UNKNOWN_KEY

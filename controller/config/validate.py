@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -480,11 +481,14 @@ class ValidatedKeys:
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fields as declared, by key name, merged and without nulls."""
     problems: Sequence[Problem] = ()
+    problems_of: Mapping[str, Sequence[Problem]] = field(default_factory=dict)
+    """The problems of single keys, by key name. Those of keys without a problem can be used."""
 
 
-def validate_keys(merged_table: Table) -> ValidatedKeys:
-    """Validate every key of the merged files. Files without `keys`, or with an empty mapping, declare none. Never
-    raises: every fault is a problem of the result, and no message shows a secret."""
+def validate_keys(merged_table: Table, others: Mapping[str, KeyDefinition] = MappingProxyType({})) -> ValidatedKeys:
+    """Validate every key of the merged files, beside `others`, which are valid, by name. Files without `keys`, or with
+    an empty mapping, declare none. Never raises: every fault is a problem of the result, and no message shows a
+    secret."""
     entry = merged_table.entries.get("keys")
     if entry is None or is_null(entry.node):
         return ValidatedKeys()
@@ -493,11 +497,12 @@ def validate_keys(merged_table: Table) -> ValidatedKeys:
         return ValidatedKeys(problems=[_problem(entry.place, message, "keys")])
     checks = [_KeyValidator(name, each.place, each.node) for name, each in entry.node.iterate_entries()]
     definitions = {check.name: definition for check in checks if (definition := check.run()) is not None}
-    _compare_keys([(check, definitions[check.name]) for check in checks if check.name in definitions])
+    _compare_keys([(check, definitions[check.name]) for check in checks if check.name in definitions], others)
     return ValidatedKeys(
         definitions,
         {check.name: check.values for check in checks if check.name in definitions},
         [problem for check in checks for problem in check.problems],
+        {check.name: check.problems for check in checks if check.problems},
     )
 
 
@@ -592,24 +597,27 @@ def _hash_words(value: object) -> str:
     return f"must be the SHA-256 of the secret, 64 hex digits; is a string of {len(value)} characters"
 
 
-def _compare_keys(keys: Sequence[tuple[_KeyValidator, KeyDefinition]]) -> None:
-    """Find problems between keys: the same secret twice, or different weights of one tenant."""
-    hashes: dict[str, str] = {}
-    weights: dict[str, tuple[str, float]] = {}
+def _compare_keys(keys: Sequence[tuple[_KeyValidator, KeyDefinition]], others: Mapping[str, KeyDefinition]) -> None:
+    """Find problems between keys: the same secret twice, or different weights of one tenant. Of two keys that clash,
+    the later one has the problem; one that has a problem clashes with none after it."""
+    names = {key.sha256: name for name, key in others.items()}
+    weights = {key.tenant or name: (name, key.weight) for name, key in others.items()}
     for check, key in keys:
-        first_name = hashes.setdefault(key.sha256, check.name)
-        if first_name != check.name:
+        if (first_name := names.get(key.sha256)) is not None:
             check.add_problem(
                 f"is also that of `{field_name(('keys', first_name))}`: every key has a secret of its own", "sha256"
             )
         tenant = key.tenant or check.name
-        other, weight = weights.setdefault(tenant, (check.name, key.weight))
+        other, weight = weights.get(tenant, (check.name, key.weight))
         if weight != key.weight:
             check.add_problem(
                 f"is {key.weight:g}, and {weight:g} in `{field_name(('keys', other))}`: both are of tenant {tenant}, "
                 "which has one weight",
                 "weight",
             )
+        if not check.problems:
+            names[key.sha256] = check.name
+            weights.setdefault(tenant, (check.name, key.weight))
 
 
 _SERVER_NAME: Final[TypeAdapter[str]] = TypeAdapter(ServerName)

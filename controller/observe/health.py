@@ -160,7 +160,7 @@ UNHEALTHY_AFTER_S = 30.0
 @dataclass(frozen=True, slots=True)
 class RuntimeSilence:
     """A period in which the runtime has not answered. The reconciler keeps it from the first failed observation to the
-    next one that succeeds. Times are Unix times in seconds."""
+    next one that succeeds. Times are monotonic seconds: a clock that is set must not end the controller."""
 
     since: float
     """When the first observation failed."""
@@ -169,8 +169,8 @@ class RuntimeSilence:
     listens there, or it is not known."""
 
     def is_unhealthy(self, now: float) -> bool:
-        """Return whether, at Unix time `now`, the silence has lasted 30 s (`UNHEALTHY_AFTER_S`) or longer, so that the
-        health check must fail."""
+        """Return whether, at the monotonic time `now`, the silence has lasted 30 s (`UNHEALTHY_AFTER_S`) or longer, so
+        that the health check must fail."""
         return now - self.since >= UNHEALTHY_AFTER_S
 
     def ends_controller(self, now: float, limit_s: float) -> bool:
@@ -181,8 +181,8 @@ class RuntimeSilence:
 
 
 def extend_silence(silence: RuntimeSilence | None, *, is_gone: bool, now: float) -> RuntimeSilence:
-    """Return the silence after one more failed observation at Unix time `now`. `silence` is the one so far; None if the
-    previous observation succeeded. `is_gone`: nothing listens at the runtime's address."""
+    """Return the silence after one more failed observation at the monotonic time `now`. `silence` is the one so far;
+    None if the previous observation succeeded. `is_gone`: nothing listens at the runtime's address."""
     since = now if silence is None else silence.since
     if not is_gone:
         return RuntimeSilence(since, None)

@@ -6,7 +6,10 @@ seen to answer nonsense after a sleep (vllm#29341).
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -15,9 +18,9 @@ import aiohttp
 from common.network.answers import UnreadableAnswerError, gather_whole
 from controller.engines.base import SleepCalls
 
-CALL_TIMEOUT_S: Final = 120.0
-"""Seconds that one call of a sleep or a wake may take. The first sleep of 16 GB of weights took 10 s: it pins main
-memory."""
+TIMEOUT_S: Final = 120.0
+"""Seconds that all calls of a sleep or a wake may take together: whoever waits for the model waits for all of them. The
+first sleep of 16 GB of weights took 10 s: it pins main memory."""
 _SHOWN: Final = 200
 
 
@@ -53,26 +56,28 @@ class HttpSleeper:
         self._session = session
 
     async def put_to_sleep(self, target: SleepTarget) -> None:
-        """Put an idle engine to sleep, and return once it says that it sleeps. Raises SleepError for a call that fails,
-        takes longer than 120 s (`CALL_TIMEOUT_S`), or does not do it."""
-        for path, body in target.calls.sleep:
-            await self._call(target, path, body)
-        if not says_asleep(await self._call(target, target.calls.state_path, None, method="GET")):
-            raise SleepError("it took the call and is awake")
+        """Put an idle engine to sleep, and return once it says that it sleeps. Raises SleepError for a call that fails
+        or does not do it, and if it takes longer than 120 s (`TIMEOUT_S`)."""
+        async with _limit_time():
+            for path, body in target.calls.sleep:
+                await self._call(target, path, body)
+            if not says_asleep(await self._call(target, target.calls.state_path, None, method="GET")):
+                raise SleepError("it took the call and is awake")
 
     async def wake_engine(self, target: SleepTarget) -> str:
         """Wake an engine, also one that is awake, and return its answer to the canary. Raises SleepError for a call
-        that fails, takes longer than 120 s (`CALL_TIMEOUT_S`), or whose answer has no text."""
-        for path, body in target.calls.wake:
-            await self._call(target, path, body)
-        text = read_canary(await self._call(target, target.calls.canary_path, target.calls.canary_body))
+        that fails, for an answer without text, and if it takes longer than 120 s (`TIMEOUT_S`)."""
+        async with _limit_time():
+            for path, body in target.calls.wake:
+                await self._call(target, path, body)
+            text = read_canary(await self._call(target, target.calls.canary_path, target.calls.canary_body))
         if text is None:
             raise SleepError("its answer to the canary has no text")
         return text
 
     async def _call(self, target: SleepTarget, path: str, body: Any, *, method: str = "POST") -> str:
         headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
-        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S, sock_connect=2.0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
         try:
             async with self._session.request(
                 method, target.base_url + path, json=body, headers=headers, timeout=timeout
@@ -83,6 +88,16 @@ class HttpSleeper:
         if answer.status != 200:
             raise SleepError(f"{path}: HTTP {answer.status}: {text[:_SHOWN]}")
         return text
+
+
+@asynccontextmanager
+async def _limit_time() -> AsyncIterator[None]:
+    """Raise SleepError in place of what takes longer than `TIMEOUT_S`."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise SleepError(f"it has not ended within {TIMEOUT_S:g} s") from None
 
 
 def says_asleep(text: str) -> bool | None:

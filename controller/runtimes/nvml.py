@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 import pynvml
@@ -27,6 +28,8 @@ from controller.hosts import Gpu, GpuDriver, GpuProcess, UnreadGpu
 
 LINE_BYTES: Final = 8192
 """Characters up to which a reading is printed with its processes. Docker's log splits lines longer than 16 KiB."""
+LIMIT_S: Final = 20.0
+"""Seconds up to which a reading waits for the driver. The first reading of many GPUs takes some."""
 
 _OWN_PIDS: Final = Path("/proc/self/ns/pid")
 _HOST_PIDS_INODE: Final = 0xEFFFFFFC
@@ -89,6 +92,16 @@ class _GpuFailure:
     error: Exception
 
 
+class _Answer(NamedTuple):
+    """What the driver answered in one reading."""
+
+    gpus: tuple[Gpu, ...]
+    failures: list[_GpuFailure]
+    driver: GpuDriver
+    absence: str | None
+    """Why there is no GPU; None: there is one."""
+
+
 def _sort_by_pci(names: Mapping[int, _GpuNames]) -> list[int]:
     """Return NVML's numbers of the GPUs in PCI order. A GPU whose address is not known keeps NVML's position."""
     addresses = {number: each.pci for number, each in names.items() if each.pci is not None}
@@ -108,10 +121,11 @@ def sees_host_pids() -> bool:
 
 
 class NvmlReader:
-    """Reads the host's GPUs through NVML, which stays open between readings that succeed. `read_gpus` blocks; any
-    thread may call it, and a lock lets one reading run at a time while the others wait. The attributes and `reason`
-    tell of the last reading, whichever thread made it. The reader remembers whether a reading ever succeeded: from then
-    on, a missing driver means that the GPUs are unknown, not that there are none. Call `close` at the end."""
+    """Reads the host's GPUs through NVML, which stays open between readings that succeed. `read_gpus` blocks, at most
+    for `limit_s`; any thread may call it, and a lock lets one reading run at a time while the others wait. A driver
+    that hangs holds one daemon thread, and no reading is tried before it answers. The attributes and `reason` tell of
+    the last reading, whichever thread made it. The reader remembers whether a reading ever succeeded: from then on, a
+    missing driver means that the GPUs are unknown, not that there are none. Call `close` at the end."""
 
     def __init__(
         self,
@@ -119,6 +133,7 @@ class NvmlReader:
         *,
         host_pids: bool | None = None,
         read_host_memory: Callable[[], Any] = psutil.virtual_memory,
+        limit_s: float = LIMIT_S,
     ) -> None:
         """Create a reader; it loads the library at the first reading.
 
@@ -126,11 +141,15 @@ class NvmlReader:
             library: pynvml (nvidia-ml-py), or an object with the same functions and errors.
             host_pids: Whether process ids of the driver are valid in this process; None: find out.
             read_host_memory: Returns `total` and `available` of main memory in bytes.
+            limit_s: Seconds up to which a reading waits for the driver.
         """
         self._nvml = library
         self._read_host_memory = read_host_memory
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
+        self._limit_s = limit_s
         self._lock = threading.Lock()
+        self._answer: Future[_Answer] | None = None
+        """What the last reading waited for. Not done: the driver hangs. None: there was no reading."""
         self._is_open = False
         self._has_worked = False
         self._names: dict[int, _GpuNames] = {}
@@ -154,19 +173,21 @@ class NvmlReader:
         """
         with self._lock:
             try:
-                gpus, failures = self._read()
-                self.driver = self._read_driver()
-                absence = None if gpus or failures else self._explain_no_gpus()
+                gpus, failures, driver, absence = self._ask()
+            except TimeoutError:
+                self._note_unread(())
+                self._note_error(
+                    f"the driver has not answered within {self._limit_s:g} s, and is asked again once it has: "
+                    "see `dmesg`, and reboot the host if it stays so"
+                )
+                return None
             except self._nvml.NVMLError as error:
                 self._note_unread(())
                 return self._record_failure(error)
             self._note_unread(tuple(each.gpu for each in failures))
             if failures and not gpus:
                 return self._record_failure(failures[0].error)
-            if failures:
-                # Close the library: a GPU that is held open cannot be reset, and only a new session sees a reset one.
-                self._shut()
-            self._has_worked, self.error, self.absence = True, None, absence
+            self._has_worked, self.error, self.absence, self.driver = True, None, absence, driver
             return gpus
 
     @property
@@ -175,9 +196,36 @@ class NvmlReader:
         return self.absence if self.error is None else f"the GPUs cannot be read now: {self.error}"
 
     def close(self) -> None:
-        """Release the library, after a reading under way. May be repeated; a later reading loads the library again."""
+        """Release the library, after a reading under way, or not if the driver hangs. May be repeated; a later reading
+        loads the library again."""
         with self._lock:
-            self._shut()
+            if self._answer is None or self._answer.done():
+                self._shut()
+
+    def _ask(self) -> _Answer:
+        """Return what the driver answers. Raises NVMLError if it fails, and TimeoutError if it does not answer."""
+        if self._answer is not None and not self._answer.done():
+            raise TimeoutError
+        self._answer = answer = Future[_Answer]()
+        # Of a pool's threads, each is waited for at the end of the process.
+        threading.Thread(target=self._give_answer, args=(answer,), name="nvml", daemon=True).start()
+        return answer.result(self._limit_s)
+
+    def _give_answer(self, answer: Future[_Answer]) -> None:
+        try:
+            try:
+                gpus, failures = self._read()
+                driver = self._read_driver()
+                absence = None if gpus or failures else self._explain_no_gpus()
+            except self._nvml.NVMLError:
+                self._shut()
+                raise
+            if failures:
+                # Close the library: a GPU that is held open cannot be reset, and only a new session sees a reset one.
+                self._shut()
+            answer.set_result(_Answer(gpus, failures, driver, absence))
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            answer.set_exception(error)
 
     def _read(self) -> tuple[tuple[Gpu, ...], list[_GpuFailure]]:
         """Return the GPUs that can be read, and those that cannot. Raises NVMLError if the driver does not answer."""
@@ -238,17 +286,18 @@ class NvmlReader:
                 log.warning("%s", each.description)
 
     def _record_failure(self, error: Exception) -> tuple[Gpu, ...] | None:
-        self._shut()
-        self.driver = None
         nvml = self._nvml
         absence_errors = (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_NotFound)
         if isinstance(error, absence_errors) and not self._has_worked:
-            self.error, self.absence = None, self._explain_absence(error)
+            self.error, self.absence, self.driver = None, self._explain_absence(error), None
             return ()
+        self._note_error(self._explain_error(error))
+        return None
+
+    def _note_error(self, error: str) -> None:
         if self.error is None:
             log.warning("the GPUs cannot be read: %s", error)
-        self.error, self.absence = self._explain_error(error), None
-        return None
+        self.error, self.absence, self.driver = error, None, None
 
     def _read_driver(self) -> GpuDriver:
         nvml, version, cuda_version, brands = self._nvml, None, None, set[str]()

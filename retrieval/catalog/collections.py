@@ -89,13 +89,13 @@ def has_visible(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM documents WHERE live IS NOT NULL LIMIT 1").fetchone() is not None
 
 
-def list_missing(db: sqlite3.Connection, number: int, limit: int) -> list[int]:
-    """Return the numbers of up to `limit` visible versions that are not noted as being in the collection, oldest first.
-    Blocks; raises sqlite3.Error if the catalog fails."""
+def list_missing(db: sqlite3.Connection, number: int, limit: int, after: int = 0) -> list[int]:
+    """Return the numbers of up to `limit` visible versions above `after` that are not noted as being in the collection,
+    oldest first. Blocks; raises sqlite3.Error if the catalog fails."""
     rows = db.execute(
-        "SELECT v.number FROM documents d JOIN versions v ON v.number = d.live WHERE NOT EXISTS "
-        "(SELECT 1 FROM indexed i WHERE i.collection = ? AND i.version = v.number) ORDER BY v.number LIMIT ?",
-        (number, limit),
+        "SELECT live FROM documents WHERE live > ? AND NOT EXISTS "
+        "(SELECT 1 FROM indexed i WHERE i.collection = ? AND i.version = live) ORDER BY live LIMIT ?",
+        (after, number, limit),
     )
     return [row[0] for row in rows]
 

@@ -124,7 +124,10 @@ CREATE TABLE indexed (
 _LATER_INDEXES: Final = """
 CREATE INDEX IF NOT EXISTS versions_queued ON versions (tenant, retry_at, number) WHERE state = 'queued';
 CREATE INDEX IF NOT EXISTS versions_tried ON versions (tenant, number)
-    WHERE chunks > 0 AND state IN ('queued', 'parsing', 'failed')
+    WHERE chunks > 0 AND state IN ('queued', 'parsing', 'failed');
+CREATE INDEX IF NOT EXISTS versions_ready ON versions (chunks) WHERE state = 'ready';
+CREATE INDEX IF NOT EXISTS versions_unready ON versions (state, accepted_at) WHERE state != 'ready';
+CREATE INDEX IF NOT EXISTS documents_visible ON documents (live) WHERE live IS NOT NULL
 """
 """Made in files of this schema version that lack them, which other programs of that version read all the same."""
 

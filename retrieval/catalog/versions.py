@@ -434,16 +434,18 @@ def count_waiting(db: sqlite3.Connection) -> int:
 def oldest_accepted_at(db: sqlite3.Connection) -> float | None:
     """Return the Unix time in seconds when the oldest version was accepted that is queued, parsing or embedding; None:
     there is none. Blocks; raises sqlite3.Error if the catalog fails."""
-    [accepted_at] = db.execute(
-        "SELECT min(accepted_at) FROM versions WHERE state IN ('queued', 'parsing', 'embedding')"
-    ).fetchone()
-    return None if accepted_at is None else float(accepted_at)
+    # One state each: SQLite then reads the first entry of the index `versions_unready`, and else all of them.
+    oldest = "SELECT min(accepted_at) FROM versions WHERE state != 'ready' AND state = ?"
+    found = [db.execute(oldest, (state,)).fetchone()[0] for state in ("queued", "parsing", "embedding")]
+    return min((float(each) for each in found if each is not None), default=None)
 
 
 def count_states(db: sqlite3.Connection) -> dict[str, int]:
     """Return the number of versions of all tenants by `VersionState`; states without any version are missing. Blocks;
     raises sqlite3.Error if the catalog fails."""
-    return dict(db.execute("SELECT state, count(*) FROM versions GROUP BY state"))
+    counts = dict(db.execute("SELECT state, count(*) FROM versions WHERE state != 'ready' GROUP BY state"))
+    [ready] = db.execute("SELECT count(*) FROM versions WHERE state = 'ready'").fetchone()
+    return {**counts, "ready": ready} if ready else counts
 
 
 def count_chunks(db: sqlite3.Connection) -> int:

@@ -66,6 +66,8 @@ class CollectionWriter:
         version: Version,
         on_progress: Callable[[int], None],
         source: Collection | None = None,
+        *,
+        leaves_out: bool = False,
     ) -> None:
         """Write all points of a version, which is `embedding` or `ready`; the caller flushes the collection. What an
         earlier try has written is written again. If another version has the same chunks (see `find_twin`), its vectors
@@ -74,7 +76,7 @@ class CollectionWriter:
 
         A chunk that is too long for the model gets the mean vector of its parts. Where the model refuses even small
         parts, the chunk's point has no vector, so that searches find it by its words alone; the version's notice says
-        of how many chunks that is true.
+        of how many chunks that is true. With `leaves_out`, the same holds where it refuses a chunk for another reason.
 
         `on_progress` is called after each batch, with the number of chunks that are written so far.
 
@@ -82,7 +84,7 @@ class CollectionWriter:
             VersionGoneError: the version is in another state now, or deleted; some points may be written.
             ModelUnavailableError: the embedding model does not answer.
             ModelRefusedError: the embedding model refuses a chunk, whose ordinal the text has, for another reason than
-                its length; or it does not answer vectors.
+                its length; or it does not answer vectors. Not with `leaves_out`.
             VectorStoreError: the vector store fails.
             KeyError: the vector store has no such collection.
             DimensionChangedError: the model's vectors have another dimension than the collection.
@@ -95,7 +97,7 @@ class CollectionWriter:
                 twin = await self._catalog.read(lambda db: find_twin(db, version.number))
             first = left_out = 0
             while chunks := await self._read_next(version.number, first, self._choose_size(collection.model)):
-                vectors = await self._make_vectors(collection, chunks, twin, source or collection)
+                vectors = await self._make_vectors(collection, chunks, twin, source or collection, leaves_out)
                 _check_dimension(collection, vectors)
                 points = [_point_of(version, chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True)]
                 await self._store.upsert_points(collection.name, points)
@@ -124,15 +126,20 @@ class CollectionWriter:
         return self._sizes.setdefault(model, BatchSize(self._largest))
 
     async def _make_vectors(
-        self, collection: Collection, chunks: Sequence[Chunk], twin: int | None, source: Collection
+        self,
+        collection: Collection,
+        chunks: Sequence[Chunk],
+        twin: int | None,
+        source: Collection,
+        leaves_out: bool,
     ) -> Sequence[Sequence[float] | None]:
         if collection.model is None:
             return [None] * len(chunks)
         if twin is None:
-            return await self._embed(collection.model, chunks)
+            return await self._embed(collection.model, chunks, leaves_out)
         reused = await self._read_reusable(source, chunks, twin)
         missing = [chunk for chunk in chunks if chunk.ordinal not in reused]
-        made = await self._embed(collection.model, missing) if missing else []
+        made = await self._embed(collection.model, missing, leaves_out) if missing else []
         vectors: dict[int, Sequence[float] | None] = {**reused}
         vectors |= dict(zip((chunk.ordinal for chunk in missing), made, strict=True))
         return [vectors[chunk.ordinal] for chunk in chunks]
@@ -152,7 +159,7 @@ class CollectionWriter:
         found = await self._store.read_vectors(collection.name, list(ids))
         return {ids[id_]: vector for id_, vector in found.items()}
 
-    async def _embed(self, model: str, chunks: Sequence[Chunk]) -> list[Sequence[float] | None]:
+    async def _embed(self, model: str, chunks: Sequence[Chunk], leaves_out: bool) -> list[Sequence[float] | None]:
         prefix, began = self._prefixes_of(model).passage, asyncio.get_running_loop().time()
         texts = [prefix + chunk.indexed_text for chunk in chunks]
         is_one_too_long = False
@@ -160,15 +167,21 @@ class CollectionWriter:
             vectors = await self._models.embed_texts(model, texts, is_background=True)
         except ModelRefusedError as error:
             is_one_too_long = isinstance(error, TextTooLongError)
-            if len(chunks) == 1 and is_one_too_long:
-                return [await self._embed_parts(model, chunks[0])]
             if len(chunks) == 1:
-                raise _name_chunk(chunks[0], error) from None
+                try:
+                    if is_one_too_long:
+                        return [await self._embed_parts(model, chunks[0])]
+                    raise _name_chunk(chunks[0], error) from None
+                except ModelRefusedError:
+                    if leaves_out:
+                        return [None]
+                    raise
         else:
             self._size_of(model).note_answer(len(chunks), asyncio.get_running_loop().time() - began)
             return list(vectors)
         middle = len(chunks) // 2
-        found = [*await self._embed(model, chunks[:middle]), *await self._embed(model, chunks[middle:])]
+        halves = chunks[:middle], chunks[middle:]
+        found = [vector for half in halves for vector in await self._embed(model, half, leaves_out)]
         if not is_one_too_long:
             # None of the texts is at fault: there were too many.
             self._size_of(model).note_refusal(len(chunks))
@@ -214,8 +227,8 @@ def _describe_left_out(left_out: int, total: int) -> str | None:
     if not left_out:
         return None
     return (
-        f"{left_out} of {total} chunks are found by their words alone: they are too long for the embedding model, also "
-        "in small parts"
+        f"{left_out} of {total} chunks are found by their words alone: the embedding model refuses them, or they are "
+        "too long for it, also in small parts"
     )
 
 

@@ -41,15 +41,16 @@ _AT_ONCE: Final = 64
 _SPARSE_NAME: Final = "bm25"
 _PROBE: Final = "What dimension do these vectors have?"
 _UNIT_TOLERANCE: Final = 1e-2
-_FAILURES: Final = (
+PASSING: Final = (
     VectorStoreError,
     ModelUnavailableError,
     ModelRefusedError,
     DimensionChangedError,
     KeyError,
     sqlite3.Error,
+    OSError,
 )
-"""What ends the filling of a collection, to be tried again."""
+"""What ends work on the index that is tried again. KeyError: the vector store has lost a collection."""
 
 
 class Index:
@@ -154,12 +155,14 @@ class Index:
         """Create the active and the building collection anew, empty, if the vector store has lost them. Call `fill`
         afterwards, which writes their points. Raises VectorStoreError or sqlite3.Error."""
         self._is_lost.clear()
+        # Those that are known before the store is asked: one that is made beside is in none of its answers.
+        active, building = self.active, self.building
         stored = {spec.name for spec in await self._store.list_collections()}
         async with self.publish_lock:
-            if self.active is not None and self.active.name not in stored:
-                self.active = await self._renew(self.active)
-        if self.building is not None and self.building.name not in stored:
-            self.building = await self._renew(self.building)
+            if active is not None and active == self.active and active.name not in stored:
+                self.active = await self._renew(active)
+            if building is not None and building == self.building and building.name not in stored:
+                self.building = await self._renew(building)
         await self._count_missing()
 
     async def find_active(self) -> Collection:
@@ -274,15 +277,25 @@ class Index:
         await self._store.delete_collection(building.name)
 
     async def _fill(self, collection: Collection) -> None:
-        while missing := await self._catalog.read(lambda db: list_missing(db, collection.number, _AT_ONCE)):
+        last = 0
+        while True:
+            missing = await self._catalog.read(
+                partial(list_missing, number=collection.number, limit=_AT_ONCE, after=last)
+            )
+            if not missing:
+                if not last:
+                    return
+                last = 0  # from the beginning: an older one may have become visible
+                continue
+            last = missing[-1]
             written: list[int] = []
             try:
                 for number in missing:
                     if await self._write(collection, number):
                         written.append(number)  # noqa: PERF401 - what is written before a failure counts
-            except _FAILURES:
+            except PASSING:
                 if written:
-                    with contextlib.suppress(*_FAILURES):  # the first one is raised
+                    with contextlib.suppress(*PASSING):  # the first one is raised
                         await self._note_written(collection, written)
                 raise
             await self._note_written(collection, written)
@@ -290,9 +303,12 @@ class Index:
     async def _note_written(self, collection: Collection, versions: Sequence[int]) -> None:
         await self._store.flush_collection(collection.name)
         await self._catalog.write(partial(_note_all_indexed, collection=collection.number, versions=versions))
-        await self._count_missing()
+        if collection == self.active:
+            await self._count_missing()
 
     async def _write(self, collection: Collection, number: int) -> bool:
+        if collection not in (self.active, self.building):
+            raise KeyError(f"{collection.name} was made anew")  # its new number is what versions are noted for
         version = await self._catalog.read(lambda db: find_version(db, number))
         if version is None:
             return False
@@ -300,7 +316,14 @@ class Index:
         if source is not None and source.dimension != collection.dimension:
             source = None
         try:
-            await self._writer.write_version(collection, version, lambda _: None, source)
+            try:
+                await self._writer.write_version(collection, version, lambda _: None, source)
+            except ModelRefusedError as error:
+                assert collection.model is not None
+                # A model that refuses everything refuses this, too.
+                await self._models.embed_texts(collection.model, [_PROBE], is_background=True)
+                log.warning("a document of %s is found by words alone in part: %s", version.tenant, error)
+                await self._writer.write_version(collection, version, lambda _: None, source, leaves_out=True)
         except VersionGoneError:
             return False
         except DimensionChangedError:

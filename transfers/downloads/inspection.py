@@ -99,7 +99,8 @@ class Inspector:
             gguf, safetensors = (
                 threads.submit(self._sources.hub.search, order.words, tag, order.limit, wait=wait) for tag in _TAGS
             )
-            facts = choose_found(gguf.result(SEARCH_S), safetensors.result(SEARCH_S), order.limit)
+            found_gguf = gguf.result(SEARCH_S)
+            facts = choose_found(found_gguf, safetensors.result(max(0.0, ends_at - time.monotonic())), order.limit)
             asked = [
                 (each, threads.submit(self._sources.hub.list_choices, each.repository, wait=wait)) for each in facts
             ]

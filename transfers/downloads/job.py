@@ -178,16 +178,48 @@ class FolderLocks:
             lock.release()
 
 
+class RoomLedger:
+    """The room on the disk that downloads under way have still to take, so that no two of them count on the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._missing_bytes: dict[object, Callable[[], int]] = {}
+
+    @contextmanager
+    def reserve(self, count_missing_bytes: Callable[[], int], measure_free: Callable[[], int]) -> Iterator[None]:
+        """Return a context manager that keeps room for a download in its block. `count_missing_bytes`: how many bytes
+        it has still to write, at any moment of the block. `measure_free`: how many the disk has for downloads. Blocks
+        on the disk. Raises RoundhouseError `models_disk_full`, and OSError."""
+        key = object()
+        with self._lock:
+            reserved = sum(max(0, count()) for count in self._missing_bytes.values())
+            needed, free = count_missing_bytes(), max(0, measure_free() - reserved)
+            if needed > free:
+                others = " beside those that are under way" if reserved else ""
+                raise RoundhouseError(
+                    "models_disk_full",
+                    f"The download needs {needed / 2**30:.2f} GiB, and the disk of the models folder has "
+                    f"{free / 2**30:.2f} GiB for downloads{others}.",
+                )
+            self._missing_bytes[key] = count_missing_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._missing_bytes[key]
+
+
 @dataclass(frozen=True, slots=True)
 class JobTools:
-    """What all download jobs of a program share: the sources, the models folder, the locks of the models' folders, and
-    how to connect and to fetch."""
+    """What all download jobs of a program share: the sources, the models folder, the locks of the models' folders, how
+    to connect and to fetch, and the room that they take."""
 
     sources: SourceSet
     folder: ModelsFolder
     locks: FolderLocks
     network: NetworkOptions
     fetch: FetchOptions
+    room: RoomLedger = field(default_factory=RoomLedger)
 
 
 class DownloadJob:
@@ -262,21 +294,16 @@ class DownloadJob:
             if file not in missing:
                 self.progress.set_done(file, file.size)
         partials = {file.path: folder.partial_path(self._record.id, file.path) for file in missing}
-        self._check_room(missing, partials)
-        found = {file.path: self._fetch(file, partials[file.path]) for file in missing}
+
+        def count_missing_bytes() -> int:
+            here = sum(path.stat().st_blocks * 512 for path in partials.values() if path.exists())
+            return sum(file.size for file in missing) - here
+
+        with self._tools.room.reserve(count_missing_bytes, folder.measure_free):
+            found = {file.path: self._fetch(file, partials[file.path]) for file in missing}
         self._place(resolution, present, partials, found)
         folder.remove_partials(self._record.id)
         return present.found
-
-    def _check_room(self, missing: list[SourceFile], partials: dict[str, Path]) -> None:
-        here = sum(path.stat().st_blocks * 512 for path in partials.values() if path.exists())
-        needed, free = sum(file.size for file in missing) - here, self._tools.folder.measure_free()
-        if needed > free:
-            raise RoundhouseError(
-                "models_disk_full",
-                f"The download needs {needed / 2**30:.2f} GiB, and the disk of the models folder has "
-                f"{free / 2**30:.2f} GiB for downloads.",
-            )
 
     def _fetch(self, file: SourceFile, partial: Path) -> FileHash:
         self._check_stop()

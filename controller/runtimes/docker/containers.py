@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
@@ -385,11 +385,11 @@ class DockerLogCursor:
 
     time: str = ""
     """The latest time of the records that the client was given: RFC 3339 with nine digits, which sorts as text. Empty:
-    it was given none."""
+    it was given none, or `mark` alone has the position, because the clock was set back since that time."""
     count: int = 0
     """How many records with that time the client was given."""
     mark: LogMark = field(default_factory=LogMark)
-    """The same position by content, for the kept log once the container is gone."""
+    """The same position by content, for the kept log once the container is gone, and where `time` is empty."""
 
     @classmethod
     def parse(cls, cursor: str | None) -> DockerLogCursor | None:
@@ -404,25 +404,37 @@ class DockerLogCursor:
         return f"{self.time}_{self.count}_{self.mark}"
 
     def filter_since(self) -> float | None:
-        """Return the Unix time for the daemon's `since` filter; None for the default cursor, which needs no filter. The
+        """Return the Unix time for the daemon's `since` filter; None for a cursor without a time, which needs none. The
         result is some microseconds before `time`, since a float cannot hold all of its digits and the filter must not
         leave records out. So records before the position come too; `records_after` drops them."""
         moment = parse_time(f"{self.time[:26]}Z") if self.time else None
         return None if moment is None else moment - 1e-5
 
-    def cursor_after(self, records: Sequence[LogRecord]) -> DockerLogCursor:
+    def cursor_after(self, records: Sequence[LogRecord], earlier: Sequence[LogRecord] = ()) -> DockerLogCursor:
         """Return the position after these records, all of which must follow this position, oldest first. Without
-        records, or if none has a time, return this position."""
-        latest = max((each.time for each in records), default="")
+        records, or if none has a time, return this position. `earlier`: those before this position, if it has no
+        time."""
+        known_records = (*earlier, *records)
+        latest = max((each.time for each in records), default="") and max(each.time for each in known_records)
         if not latest:
             return self
-        count = sum(1 for each in records if each.time == latest)
         mark = self.mark.mark_after(b"".join(each.data for each in records))
+        if not self.time and latest > max(each.time for each in records):
+            return DockerLogCursor(mark=mark)
+        count = sum(1 for each in known_records if each.time == latest)
         return DockerLogCursor(latest, count + (self.count if latest == self.time else 0), mark)
 
     def records_after(self, records: Sequence[LogRecord]) -> list[LogRecord]:
         """Return those of the records that follow this position, in their order. `records` must be in the order of the
-        log, and contain every record with the position's time; records without a time follow only the default."""
+        log, and contain every record with the position's time, or all if it has none; records without a time follow
+        only a position without one."""
+        if not self.time:
+            missing_bytes = len(self.mark.rest_of(b"".join(each.data for each in records)))
+            count = len(records)
+            while count and missing_bytes > 0:
+                count -= 1
+                missing_bytes -= len(records[count].data)
+            return list(records[count:])
         new_records, seen_count = [], 0
         for each in records:
             if each.time == self.time and seen_count < self.count:
@@ -430,6 +442,10 @@ class DockerLogCursor:
             elif each.time >= self.time:
                 new_records.append(each)
         return new_records
+
+    def is_ahead_of(self, records: Sequence[LogRecord]) -> bool:
+        """Return whether the last of the records is of before this position's time: the clock was set back."""
+        return bool(records) and "" < records[-1].time < self.time
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,24 +486,35 @@ def read_log_part(
     log is then among the kept ones (`read_ended_part`). Raises the errors of requests if the daemon does not answer.
     """
     log_cursor = DockerLogCursor.parse(cursor)
+    position = log_cursor or DockerLogCursor()
     has_ended = phase_of(container) is Phase.EXITED
-    # Without a cursor, read more records than lines: a long line is several, and the last one may be unfinished.
-    limits: dict[str, Any] = {"tail": 2 * lines + 1} if log_cursor is None else {"since": log_cursor.filter_since()}
-    try:
+
+    def _read(**limits: Any) -> list[LogRecord]:
         data: bytes = client.logs(
             str(container["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
         )
+        return parse_records(data)
+
+    try:
+        # Without a cursor, read more records than lines: a long line is several, and the last one may be unfinished.
+        records = _read(tail=2 * lines + 1) if log_cursor is None else _read(since=position.filter_since())
+        new_records = position.records_after(records)
+        if log_cursor is not None and not new_records and position.is_ahead_of(_read(tail=1)):
+            position = replace(position, time="", count=0)
+            records = _read()
+            new_records = position.records_after(records)
     except APIError:  # it is being removed: the next call reads the rest from the kept log
         return None if log_cursor is None else LogPart((), cursor or "", running=True)
-    new_records = (log_cursor or DockerLogCursor()).records_after(parse_records(data))
+    total_bytes = sum(len(each.data) for each in new_records)
     part_records = _fitting_records(
-        new_records, has_ended=has_ended, max_bytes=len(data) if log_cursor is None else PART_BYTES
+        new_records, has_ended=has_ended, max_bytes=total_bytes if log_cursor is None else PART_BYTES
     )
+    earlier = () if position.time or log_cursor is None else records[: len(records) - len(new_records)]
     text = b"".join(each.data for each in part_records)
     part_lines = last_lines(text[-PART_BYTES:], lines) if log_cursor is None else tuple(plain_lines(text[:PART_BYTES]))
     return LogPart(
         part_lines,
-        str((log_cursor or DockerLogCursor()).cursor_after(part_records)),
+        str(position.cursor_after(part_records, earlier)),
         running=not has_ended or len(part_records) < len(new_records),
     )
 

@@ -559,10 +559,13 @@ class Launcher:
         return stat.process
 
     def _undo_start(self, name: str) -> None:
-        if not self._logs.is_written_to(name):  # else it is another process's, which goes on in the folder and the log
-            self._logs.retire_log(name)
-            shutil.rmtree(self._work_dir / name, ignore_errors=True)
-        self._records.remove_record(name)
+        try:
+            # Else it is another process's, which goes on in the folder and the log.
+            if not self._logs.is_written_to(name):
+                self._logs.retire_log(name)
+                shutil.rmtree(self._work_dir / name, ignore_errors=True)
+        finally:
+            self._records.remove_record(name)
 
     def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[Gpu, ...]:
         if not claims.keys() - {HOST}:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -161,14 +161,13 @@ class ProcessLogs:
             )
         size = file.seek(0, os.SEEK_END)
         if log_cursor.cut_at != cut_at or log_cursor.offset > size:
-            part = whole_lines(
-                log_cursor.mark.rest_of(_read_last_bytes(self._earlier_path(name), PART_BYTES)), has_ended=False
-            )
-            return LogPart(
-                tuple(plain_lines(part)),
-                str(ProcessLogCursor(cut_at, 0, log_cursor.mark.mark_after(part))),
-                running=True,
-            )
+            rest = log_cursor.mark.rest_of(_read_last_bytes(self._earlier_path(name), self._limit_bytes))
+            part = whole_lines(rest, has_ended=False)
+            mark = log_cursor.mark.mark_after(part)
+            # What is left of it is given next.
+            is_all = not part or len(rest) <= PART_BYTES
+            position = ProcessLogCursor(cut_at, 0, mark) if is_all else replace(log_cursor, mark=mark)
+            return LogPart(tuple(plain_lines(part)), str(position), running=True)
         file.seek(log_cursor.offset)
         part = whole_lines(file.read(PART_BYTES + 1), has_ended=has_ended)
         offset = log_cursor.offset + len(part)

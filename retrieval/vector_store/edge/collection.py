@@ -565,7 +565,8 @@ class EdgeCollection:
                 await asyncio.to_thread(self._folder.remove_shard, copy)
         if replaced is not None:
             await replaced.close()
-        await asyncio.to_thread(self._folder.remove_shard, served)
+        if served not in self._kept_shards:
+            await asyncio.to_thread(self._folder.remove_shard, served)
 
     async def _copy_shard(self, served: str) -> str:
         """Copy the shard while nobody writes, and note all writes from then on."""
@@ -606,9 +607,16 @@ class EdgeCollection:
         async with self._starting:
             # Until it is known which of them the record names, neither may be removed.
             self._kept_shards = {self._record.shard, copy}
-            await asyncio.to_thread(self._folder.write_record, record)
+            try:
+                await asyncio.to_thread(self._folder.write_record, record)
+            except OSError as error:
+                # The record may be in place, and only not be synced: then the next start would serve the copy.
+                if (await asyncio.to_thread(self._folder.read_record)).shard != copy:
+                    raise
+                logger.warning("the record of collection %s may be lost by a power cut: %s", self.spec.name, error)
+            else:
+                self._kept_shards = {copy}
             replaced, self._connection, self._record = self._connection, connection, record
-            self._kept_shards = {copy}
         self._unflushed = 0
         return replaced
 

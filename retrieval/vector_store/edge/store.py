@@ -217,11 +217,11 @@ class EdgeStore:
 
     async def _drop_damaged(self, name: str, collection: EdgeCollection, damage: ShardDamagedError) -> None:
         await collection.close()
+        del self._collections[name]  # whatever becomes of its files: a closed one would be in its successor's way
         try:
             await self._set_aside(CollectionFolder(self._folder, name), damage)
         except OSError as error:
             raise _make_store_error(error) from error
-        del self._collections[name]
 
     async def _set_aside(self, folder: CollectionFolder, error: Exception) -> None:
         place = await asyncio.to_thread(folder.set_aside)

@@ -122,6 +122,37 @@ async def test_without_keys_page_command_line_and_api_have_one_tenant(
         assert nothing.success["notice"].startswith("The tenant default has 3 documents, of which none fits. Other")
 
 
+async def test_a_folder_is_added_once_however_its_path_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with retrieval_gateway(tmp_path) as (gateway, retrieval):
+
+        async def add(folder: Path, *words: str) -> tuple[int, str]:
+            monkeypatch.chdir(folder)
+            code = await asyncio.to_thread(run, ["rag", "add", *words, "--gateway", gateway.url])
+            return code, capsys.readouterr().err
+
+        async def documents() -> dict[str, str]:
+            listed = await retrieval.request("GET", "/v1/documents", tenant="default")
+            return {each["id"]: each["metadata"].get("added_from", "") for each in listed.json()["data"]}
+
+        first, second = tmp_path / "first", tmp_path / "second"
+        for folder in (first, second):
+            (folder / "docs").mkdir(parents=True)
+            for name in ("a.txt", "b.txt"):
+                (folder / "docs" / name).write_text(f"Coal of {name}")
+        await retrieval.add("Coal of an earlier version.", "docs:a.txt", tenant="default")
+        for folder, words in ((first, "docs"), (first, "./docs"), (first / "docs", "."), (tmp_path, f"{first}/docs")):
+            assert await add(folder, words) == (ExitCode.DONE, "")
+            assert (await documents()).keys() == {"docs:a.txt", "docs:b.txt"}
+        before = await documents()
+        code, err = await add(second, "docs")
+        assert (code, await documents()) == (ExitCode.FAILED, before)
+        assert f"`rag add {second}/docs/" in err
+        assert await add(second, "docs", "--set", "added_from=yard") == (ExitCode.DONE, "")
+        assert await documents() == {"docs:a.txt": "yard", "docs:b.txt": "yard"}
+
+
 async def test_where_a_key_decides_for_the_tenant_nothing_is_moved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +292,7 @@ async def test_documents_that_are_replaced_and_deleted_meanwhile(tmp_path: Path)
             await retrieval.add("A new fox.", "d1", tenant="me")
             await retrieval.request("DELETE", "/v1/documents/d2", tenant="me")
 
-            async def stale() -> Any:
+            async def stale(_: object = None) -> Any:
                 for document in listed:
                     yield document
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.vector_store.base import CollectionSpec, SearchScope, VectorStoreError
-from retrieval.vector_store.edge.collection import CollectionFolder
+from retrieval.vector_store.edge.collection import CollectionFolder, CollectionRecord
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.campaign import campaign_seeds
 from tests.support.edge_writer import CHUNKS, SPEC, STEPS, find_processes, make_version
@@ -171,6 +171,27 @@ async def test_a_damaged_collection_is_set_aside(tmp_path: Path, how: str, caplo
     await store.close()
 
 
+async def test_a_damaged_collection_that_cannot_be_set_aside_can_be_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = await make_store(tmp_path)
+    store = await EdgeStore.open(tmp_path)
+    for pid in find_processes("shard_process", shard):
+        os.kill(pid, signal.SIGKILL)
+    damage(shard, "no segments")
+
+    def fail(_: CollectionFolder) -> Path:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(CollectionFolder, "set_aside", fail)
+    with pytest.raises(VectorStoreError, match="Permission denied"):
+        await store.count_points("dense")
+    assert await store.list_collections() == [CollectionSpec("words", None)]
+    await store.create_collection(SPEC)
+    assert await store.count_points("dense") == 0
+    await store.close()
+
+
 async def test_a_shard_that_is_found_damaged_while_it_serves_is_set_aside(tmp_path: Path) -> None:
     shard = await make_store(tmp_path)
     store = await EdgeStore.open(tmp_path)
@@ -205,6 +226,27 @@ async def test_an_optimization_that_is_given_up_leaves_nothing(tmp_path: Path) -
         await optimizing
     assert len(list_files(tmp_path)) == len(before)
     assert find_processes("optimizer", tmp_path) == []
+
+
+async def test_a_record_that_is_in_place_and_cannot_be_synced_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await EdgeStore.open(tmp_path)
+    await store.create_collection(SPEC)
+    await store.upsert_points("dense", make_version(0))
+    write = CollectionFolder.write_record
+
+    def fail(folder: CollectionFolder, record: CollectionRecord) -> None:
+        write(folder, record)
+        raise OSError(errno.EIO, "as of a sync")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CollectionFolder, "write_record", fail)
+        await store.optimize_collection("dense")
+    await store.upsert_points("dense", make_version(1))
+    await store.close()
+    store = await check_store(tmp_path, [0, 1])
+    await store.close()
 
 
 async def test_an_optimizer_that_dies_is_an_error_and_the_store_goes_on(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retrieval.vector_store.base import VectorStore, VectorStoreError
+from retrieval.vector_store.base import CollectionSpec, Point, VectorStore, VectorStoreError
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.server import ServerStore
 from tests.fakes.fake_qdrant_server import FakeQdrantServer
@@ -234,15 +235,100 @@ async def test_what_was_filled_before_a_failure_is_not_written_again(
     async with retrieval_harness(tmp_path, retrieval_embedding_model="m") as harness:
         for number in range(10):
             await harness.add(f"Fox {number}.", str(number))
-    models = FakeModels(refuses="Fox 7")
-    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
+    models, broken = FakeModels(), ["Fox 7."]
+
+    def fail(points: Sequence[Point]) -> None:
+        if any(point.text in broken for point in points):
+            raise VectorStoreError("it fails")
+
+    store = MemoryVectorStore(on_upsert=fail)
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as harness:
         await until("it failed", lambda: any("Fox 7." in texts for _, texts, _ in models.requests))
         await until("the others are known", lambda: harness.retrieval.index.missing == 3)
         assert len(await harness.search("fox", top_k=100)) == 7
-        models.refuses = None
+        broken.clear()
         models.requests.clear()
         await until("the rest is written", lambda: not harness.retrieval.index.missing)
         assert sorted(texts for _, texts, _ in models.requests) == [[f"Fox {number}."] for number in (7, 8, 9)]
+
+
+async def test_a_document_that_the_model_refuses_is_in_no_reindex_s_way(tmp_path: Path) -> None:
+    models = FakeModels()
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
+        for text in ("A fox.", "A dog.\n\nA cat.", "A hen."):
+            await harness.add(text, text[2:5])
+        models.refuses = "cat"
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="n") as harness:
+        await reindex(harness)
+        await until("it serves", lambda: present(harness.retrieval.index.active).model == "n")
+        assert (await harness.request("GET", "/v1/documents/dog")).json()["notice"].startswith("1 of 2 chunks")
+        assert await harness.texts("cat", mode="sparse") == ["A cat."]
+        assert "A hen." in await harness.texts("hen", mode="dense")
+
+
+async def test_a_model_that_refuses_everything_replaces_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.02)
+    models = FakeModels()
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
+        await harness.add("A fox.", "d")
+        real_create = harness.store.create_collection
+
+        async def refuse(spec: CollectionSpec) -> None:
+            models.refuses = ""
+            await real_create(spec)
+
+        harness.store.create_collection = refuse
+        await reindex(harness)
+        await until("it was tried", lambda: harness.retrieval._reindex_error)
+        assert "too long" in str(harness.retrieval._reindex_error)
+        assert present(harness.retrieval.index.active).name == "m-26"
+
+
+async def test_a_collection_that_is_made_while_the_store_is_asked_is_not_lost(tmp_path: Path) -> None:
+    models, store = FakeModels(), MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as harness:
+        await harness.add("A fox.", "d")
+        index, real_list, asked = harness.retrieval.index, store.list_collections, asyncio.Event()
+        models.gate, models.gated = asyncio.Event(), "fox"
+
+        async def answer_late() -> list[CollectionSpec]:
+            found = await real_list()
+            asked.set()
+            await until("another one is being built", lambda: index.building)
+            return found
+
+        store.list_collections = answer_late  # type: ignore[method-assign]
+        looks = asyncio.create_task(index.replace_lost())
+        await asked.wait()
+        store.list_collections = real_list  # type: ignore[method-assign]
+        await reindex(harness)
+        await looks
+        number = present(index.building).number
+        models.gate.set()
+        await until("it serves", lambda: not index.building)
+        assert present(index.active).number == number
+
+
+async def test_a_build_does_not_go_on_for_ever_with_a_collection_that_was_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.02)
+    models, store = FakeModels(), MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as harness:
+        await harness.add("A fox.", "d")
+        index = harness.retrieval.index
+        models.gate, models.gated = asyncio.Event(), "fox"
+        models.requests.clear()
+        models.dimension = 20
+        await reindex(harness)
+        await until("it is at work", lambda: any("A fox." in texts for _, texts, _ in models.requests))
+        del store.collections[present(index.building).name]
+        await index.replace_lost()
+        models.gate.set()
+        await until("it serves", lambda: not index.building, deadline_s=10)
+        assert await harness.texts("fox") == ["A fox."]
 
 
 TEXT = "A fox.\n\nA dog.\n\nA cat."

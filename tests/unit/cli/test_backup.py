@@ -275,3 +275,61 @@ def test_a_full_disk_leaves_no_documents_half(site: Site) -> None:
         state = disk.folder / "state"
         assert site.roundhouse("rag", "restore", str(site.file), "--documents", str(state)).code == ExitCode.FAILED
         assert not list(state.glob("*"))
+
+
+def test_a_restore_that_cannot_move_the_documents_replaces_nothing(site: Site) -> None:
+    there = make_installation(site.folder / "there")
+    for installation in (site.origin, there):
+        add_documents(installation.state)
+    assert site.backup().code == ExitCode.DONE
+    (there.state / "retrieval.before-restore").write_text("a file where a folder is to be")
+    before = {path: path.stat().st_ino for path in there.state.iterdir()}
+    failed = site.restore("--force", to=there)
+    assert (failed.code, "the restore is not done" in failed.err) == (ExitCode.FAILED, True)
+    assert before.items() <= {path: path.stat().st_ino for path in there.state.iterdir()}.items()
+    assert not [path for path in there.state.glob("*.before-restore") if path.name != "retrieval.before-restore"]
+
+
+def test_what_a_killed_restore_left_is_in_no_way_and_goes(site: Site) -> None:
+    add_documents(site.origin.state)
+    assert site.backup().code == ExitCode.DONE
+    state = site.there.state
+    (state / ".retrieval.new" / "originals" / "ab").mkdir(parents=True)
+    for name in (".retrieval.new/originals/ab/stale", ".journal.db.new", ".journal.db.new-journal"):
+        (state / name).write_text("stale")
+    assert site.restore().code == ExitCode.DONE
+    assert not [path.name for path in state.iterdir() if path.name.startswith(".")]
+    assert originals_in(state) == ORIGINALS
+
+
+def test_of_two_restores_of_documents_at_once_one_is_refused(site: Site) -> None:
+    add_documents(site.origin.state)
+    assert site.backup().code == ExitCode.DONE
+    folder = site.there.state / ".retrieval.new"
+    folder.mkdir(parents=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert f"{site.there.state}: another restore works in it; the restore is not done" in site.restore().err
+    finally:
+        os.close(descriptor)
+
+
+def test_what_a_killed_backup_left_goes_and_what_another_one_makes_stays(site: Site) -> None:
+    for name in (".b.tar.gz.killed00", ".b.tar.gz.at_work0", ".c.tar.gz.killed00"):
+        (site.folder / name).mkdir()
+    descriptor = os.open(site.folder / ".b.tar.gz.at_work0", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert site.backup().code == ExitCode.DONE
+        assert site.names() == [".b.tar.gz.at_work0", ".c.tar.gz.killed00", "b.tar.gz", "origin"]
+    finally:
+        os.close(descriptor)
+
+
+def test_a_backup_names_what_it_could_not_read(site: Site) -> None:
+    original = next((add_documents(site.origin.state) / "originals").glob("??/*"))
+    original.unlink()
+    original.mkdir()
+    assert f"roundhouse: {original} cannot be read: Is a directory" in site.backup().err
+    assert "no/b.tar.gz cannot be written: No such file" in site.backup(file=site.folder / "no" / "b.tar.gz").err

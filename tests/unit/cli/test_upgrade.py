@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.output import ExitCode
+from cli.upgrade import RunningController, find_controller
 from contract.status import ReplicaStatus
 from controller.engines import spec_hash
 from tests.fakes.fake_control_api import FakeControlApi, model, status
@@ -98,3 +99,17 @@ async def test_a_controllers_own_environment_counts(folder: Path, capsys: pytest
     finally:
         await stack.close()
     assert (shown.code, shown.lines[1:]) == (ExitCode.PENDING, ["ROUNDHOUSE_MOON: this version does not read it"])
+
+
+def test_a_controller_that_closes_files_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, process = tmp_path / "state", tmp_path / "proc" / "7"
+    for folder in (state, process / "fd"):
+        folder.mkdir(parents=True)
+    (state / "lock").write_text("7\n")
+    (process / "environ").write_bytes(b"A=b\0")
+    (process / "cwd").symlink_to(tmp_path)
+    for number in range(9):
+        (process / "fd" / str(number)).touch()  # no link that can be read
+    (process / "fd" / "9").symlink_to(state / "lock")
+    monkeypatch.setattr("controller.runtimes.process.groups.PROC", tmp_path / "proc")
+    assert find_controller(state) == RunningController({"A": "b"}, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -48,7 +49,10 @@ class Engine:
         }
     )
 
+    pause_s: float = 0.0
+
     async def answer(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.pause_s)
         text = await request.text()
         self.seen.append((request.method, request.path_qs, json.loads(text) if text else None))
         self.authorizations.add(request.headers.get("Authorization"))
@@ -105,6 +109,15 @@ async def test_a_call_that_fails_is_the_last_one_and_its_answer_is_told() -> Non
         engine.answers = {"/v1/completions": web.Response(status=401, text="Unauthorized")}
         with pytest.raises(SleepError, match=r"^/v1/completions: HTTP 401: Unauthorized$"):
             await sleeper.wake_engine(target)
+
+
+async def test_all_calls_of_a_sleep_or_a_wake_have_one_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.observe.sleep.TIMEOUT_S", 0.25)
+    engine = Engine(pause_s=0.1)
+    async with sleeping(engine) as (sleeper, target):
+        for change in (sleeper.put_to_sleep, sleeper.wake_engine):
+            with pytest.raises(SleepError, match=r"^it has not ended within 0.25 s$"):
+                await change(target)
 
 
 async def test_an_engine_that_breaks_off_or_is_not_there_is_named_with_the_call() -> None:

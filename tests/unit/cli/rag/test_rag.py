@@ -9,7 +9,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cli.gateway_client import GatewayAddress
 from cli.output import CommandError, ExitCode
 from cli.rag.client import (
     AddedFiles,
+    FileToAdd,
     RagClient,
     document_id_of,
     find_files,
@@ -49,6 +51,7 @@ from cli.rag.transferring import (
     ExportWriter,
 )
 from contract.documents import DOCUMENT_ID_PATTERN
+from contract.errors import RoundhouseError
 from tests.support.cli import Cli, Roundhouse
 from tests.support.ports import free_port
 from tests.support.small_disk import mount_small_disk
@@ -84,10 +87,12 @@ DOCUMENT = {"id": "d", "status": "ready", "filename": None, "error": None, "byte
 
 
 @asynccontextmanager
-async def gateway_of_another_version(answer: dict[str, Any]) -> AsyncIterator[str]:
-    """One that answers every request alike; yields its address."""
+async def gateway_of_another_version(answer: dict[str, Any], seen: list[str] | None = None) -> AsyncIterator[str]:
+    """One that answers every request alike; yields its address. `seen` gets the paths."""
 
-    async def respond(_: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
+        if seen is not None:
+            seen.append(request.path)
         return web.json_response(answer)
 
     app = web.Application()
@@ -110,8 +115,8 @@ async def gateway_of_another_version(answer: dict[str, Any]) -> AsyncIterator[st
         (["search", "fox"], {"results": []}, "data"),
         (["search", "fox"], {"data": [{"text": "fox"}]}, "filename"),
         (["status"], {"index": {}}, "vector_store"),
-        (["add", "FILE"], {"id": "d"}, "status"),
-        (["add", "FILE"], DOCUMENT, "chunks"),
+        (["add", "FILE"], {"id": "d", "metadata": {}, "data": [], "has_more": False}, "status"),
+        (["add", "FILE"], {**DOCUMENT, "metadata": {}, "data": [], "has_more": False}, "chunks"),
         (["export", "TAR"], {"data": [DOCUMENT], "has_more": False}, "sha256"),
     ],
 )
@@ -145,7 +150,8 @@ async def test_documents_that_cannot_be_exported_or_added(tmp_path: Path, capsys
     assert code == ExitCode.FAILED
     assert "another version" in err
     (tmp_path / "fox.txt").write_text("fox")
-    failed = {**DOCUMENT, "status": "failed", "chunks": None, "error": {"message": "It is empty."}}
+    none: dict[str, Any] = {"metadata": {}, "data": [], "has_more": False}
+    failed = {**DOCUMENT, "status": "failed", "chunks": None, "error": {"message": "It is empty."}, **none}
     async with gateway_of_another_version(failed) as url:
         assert (await Cli(capsys)("rag", "add", str(tmp_path), "--gateway", url)).code == ExitCode.FAILED
 
@@ -384,9 +390,18 @@ async def test_what_changes_while_no_gateway_answers_is_sent_once_one_does(
         await request.read()
         return web.json_response({"id": "a", "status": "ready"})
 
+    async def list_none(_: web.Request) -> web.Response:
+        return web.json_response({"data": [], "has_more": False})
+
+    async def find_none(_: web.Request) -> web.Response:
+        envelope = RoundhouseError("document_not_found", "There is none.").build_envelope()
+        return web.Response(text=envelope.model_dump_json(), status=404)
+
     port = free_port()
     app = web.Application()
     app.router.add_post("/v1/documents", add)
+    app.router.add_get("/v1/documents", list_none)
+    app.router.add_get("/v1/documents/{id}", find_none)
     async with RagClient(GatewayAddress(f"http://127.0.0.1:{port}", verifies=True), None) as client:
         added = AddedFiles((), began_at=0.0)
         following = asyncio.create_task(
@@ -400,3 +415,63 @@ async def test_what_changes_while_no_gateway_answers_is_sent_once_one_does(
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
     assert "no gateway answers" not in capsys.readouterr().err, "once"
+
+
+async def test_a_new_file_replaces_no_document_of_another_folder_while_it_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("A fox.")
+    other = {**DOCUMENT, "metadata": {"added_from": "elsewhere"}, "data": [], "has_more": False}
+    sent: list[str] = []
+    seen: list[str] = []
+    async with (
+        gateway_of_another_version(other, seen) as url,
+        RagClient(GatewayAddress(url, verifies=True), None) as client,
+    ):
+        following = asyncio.create_task(
+            follow_files(
+                client, [tmp_path], {}, AddedFiles((), began_at=0.0), lambda file, _: sent.append(file.path.name)
+            )
+        )
+        try:
+            await until("it says so", lambda: "was added from another folder" in capsys.readouterr().err)
+            asked = len(seen)
+            await until("it looks again", lambda: len(seen) > asked + 1)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+    assert (sent, capsys.readouterr().err) == ([], "")
+
+
+async def test_what_changes_while_nothing_can_be_done_is_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.rag.client.SETTLE_MS", 50)
+    for name in ("a.txt", "x y.txt"):
+        (tmp_path / name).write_text("A fox.")
+    known = AddedFiles(find_files([tmp_path]), began_at=time.time() + 1000)
+    (tmp_path / "x-y.txt").write_text("of the same id")
+    sent: list[str] = []
+    looks: list[int] = []
+    real_find = find_files
+
+    def find(paths: Sequence[Path]) -> list[FileToAdd]:
+        looks.append(1)
+        return real_find(paths)
+
+    monkeypatch.setattr("cli.rag.client.find_files", find)
+    answer = {**DOCUMENT, "data": [], "has_more": False}
+    async with gateway_of_another_version(answer) as url, RagClient(GatewayAddress(url, verifies=True), None) as client:
+        following = asyncio.create_task(
+            follow_files(client, [tmp_path], {}, known, lambda file, _: sent.append(file.path.name))
+        )
+        try:
+            await until("it looks", lambda: looks)
+            (tmp_path / "a.txt").write_text("A dog.")
+            looks.clear()
+            await until("it has looked again", lambda: len(looks) > 5)
+            (tmp_path / "x-y.txt").unlink()
+            await until("it is sent", lambda: sent == ["a.txt"], deadline_s=10)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

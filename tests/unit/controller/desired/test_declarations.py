@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
+from contract.declarations import RuntimeDeclaration, RuntimeDeclarations
 from contract.errors import RoundhouseError
+from contract.keys import KeyDefinition
 from controller.admin.service import DeclarationService
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.debounce import CONFIRM_S
+from controller.config import validate
+from controller.config.debounce import CONFIRM_S, DebouncedState
+from controller.config.runtime_declarations import CombinedDeclarations, combine_declarations
 from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredCallbacks, DesiredStateSource
+from controller.routing_table import build_keys
 from controller.state import DesiredState
 from controller.state_dir import StateDir
+from gateway.tenancy.api_keys import KeyRing
 
 FILE = "models:\n  a:\n    backend: stub\n    aliases: [other]\n"
 STUB = {"backend": "stub"}
@@ -310,3 +316,53 @@ async def test_a_change_that_clashes_is_refused_and_takes_no_other_declaration_o
     state = site.files.desired_state()
     assert state is not None
     assert (sorted(state.keys), sorted(state.models)) == (["a", "b"], ["a", "x", "y"])
+
+
+def _combine(keys: dict[str, dict[str, Any]], files: DebouncedState | None = None) -> CombinedDeclarations:
+    declared = {name: RuntimeDeclaration(fields=fields, declared_at=1.0, actor="me") for name, fields in keys.items()}
+    files = files or DebouncedState({}, {})
+    return combine_declarations(files, RuntimeDeclarations(keys=declared), ModelRoots((Path("/models"),)))
+
+
+def test_where_every_declared_key_is_left_out_nobody_is_let_in() -> None:
+    combined = _combine({"k": {"sha256": HASH, "of_a_newer_version": 1}})
+    assert [each.field for each in combined.problems] == ["keys.k.of_a_newer_version"]
+    ring = KeyRing.of(build_keys(combined.state.keys))
+    with pytest.raises(RoundhouseError):
+        ring.authenticate_key([], 0.0)
+    assert list(_combine({"k": {"sha256": HASH}, "l": {}}).state.keys) == ["k"]
+    assert _combine({}).state.keys == {}
+
+
+def test_keys_are_validated_once_each_and_a_left_out_one_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[str] = []
+    run = validate._KeyValidator.run
+
+    def note_run(check: validate._KeyValidator) -> KeyDefinition | None:
+        runs.append(check.name)
+        return run(check)
+
+    monkeypatch.setattr(validate._KeyValidator, "run", note_run)
+    first = {"sha256": "0" * 64, "tenant": "t", "weight": 1.0}
+    files = DebouncedState({}, {}, keys={"k0": KeyDefinition.model_validate(first)}, declared_keys={"k0": first})
+    keys: dict[str, dict[str, Any]] = {f"k{number}": {"sha256": f"{number:064x}"} for number in range(1, 30)}
+    keys["k5"] |= {"sha256": "0" * 64, "tenant": "u", "weight": 2.0}  # of u, a weight that does not count
+    keys["k6"] |= {"tenant": "u", "weight": 3.0}
+    keys["k7"] |= {"tenant": "t", "weight": 4.0}
+    combined = _combine(keys, files)
+    assert {owner: [each.field for each in found] for owner, found in combined.problems_of.items()} == {
+        ("keys", "k5"): ["keys.k5.sha256"],
+        ("keys", "k7"): ["keys.k7.weight"],
+    }
+    assert combined.state.keys.keys() == {"k0", *keys} - {"k5", "k7"}
+    assert sorted(runs) == sorted(keys)
+
+
+async def test_a_model_has_no_problems_of_one_whose_name_begins_with_its_own(site: Site) -> None:
+    site.start("env")
+    site.put("b.c", backend="stub", env={"A": "b"})
+    await site.restart()  # `env` is not trusted any more
+    site.put("b")
+    assert site.wanted() == {"a": False, "b": True}

@@ -22,7 +22,19 @@ from controller.hosts import HOST
 from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, PutToSleep, Stop, Wake
 from controller.planning.draining import DrainState
 from controller.redaction import Redactor
-from controller.state import (DesiredModel, DesiredState, Health, ObservedReplica, OpKind, PendingOp, Phase, PreflightKey, PullKey, ReplicaId, Statement)
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Health,
+    ObservedReplica,
+    OpKind,
+    PendingOp,
+    Phase,
+    PreflightKey,
+    PullKey,
+    ReplicaId,
+    Statement,
+)
 from controller.state_dir import SleepRecord
 from tests.fakes.fake_runtime import FakeDownloader, FakeRuntime, FakeSleeper
 from tests.support.definitions import define
@@ -252,6 +264,21 @@ async def test_a_sleep_or_wake_that_fails_is_a_fault_without_secrets(
     assert bench.memory.faults == {"m-0": f"{failure}: internal error: ZeroDivisionError('a bug with ***')"}
     assert f"{action.kind} of m-0 failed" in caplog.messages
     assert (bench.memory.sleepers, bench.woken) == ({"m-0": SleepRecord(canary="2, 3, 5")}, 2)
+
+
+async def test_sleeps_and_wakes_that_fail_are_counted_until_a_wake_goes_well(bench: Bench) -> None:
+    bench.memory.sleepers["m-0"] = SleepRecord(canary="2, 3, 5", since=NOW - 60)
+    key = (SLEEPER.id.model, SLEEPER.id.spec_hash)
+    for action, canary, failed in (
+        (AWAKE, "2, 3, 6", {key: 1}),
+        (ASLEEP, "", {key: 1}),  # it goes well, which tells nothing of its wake
+        (AWAKE, "2, 3, 6", {key: 2}),
+        (AWAKE, "2, 3, 5", {}),
+    ):
+        bench.sleeper.canary = canary
+        bench.change_sleep(action)
+        await bench.executor.wait_until_idle()
+        assert bench.memory.failed_sleeps == failed
 
 
 # What the log says of looks that fail

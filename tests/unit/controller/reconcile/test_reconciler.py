@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from controller.executor import Executor, ExecutorOptions, OperationState
 from controller.hosts import HOST, Gpu, GpuProcess
 from controller.model_status import Round
 from controller.observe.gateway_hub import GatewayHub, RemoteHealth
-from controller.observe.health import ProbedHealth
+from controller.observe.health import UNHEALTHY_AFTER_S, ProbedHealth
 from controller.observe.prober import Prober
 from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
 from controller.reconciler import RETRY_S, Reconciler, RoundSources
@@ -152,6 +153,15 @@ async def test_an_observation_that_failed_yields_no_plan_and_no_table(bench: Ben
     bench.runtime.unavailable = None
     await bench.round()
     assert (bench.reconciler.error, bench.hub.table is None) == (None, False)
+
+
+async def test_a_clock_that_is_set_makes_no_silence_of_the_runtime_longer(bench: Bench) -> None:
+    bench.runtime.unavailable = "the daemon is down"
+    for jump in (10_000.0, -20_000.0):
+        bench.time[0] += jump
+        await bench.reconciler.run_round()
+    assert bench.reconciler.silence is not None
+    assert 0 <= time.monotonic() - bench.reconciler.silence.since < UNHEALTHY_AFTER_S
 
 
 async def test_unknown_is_not_empty_what_ran_is_not_started_twice(bench: Bench) -> None:
@@ -515,6 +525,16 @@ async def test_what_a_replica_answered_when_it_was_ready_is_kept_and_it_may_slee
     assert seen.sleep.asleep_claims == {"GPU-a": 1_024, HOST: 4_050}
     await sleeping.look(_found(Health.READY, 1_002.0, "other"))
     assert sleeping.records == {sleeping.name: SleepRecord(canary="2, 3")}, "the first answer counts"
+
+
+async def test_one_whose_definition_failed_to_wake_twice_is_put_to_sleep_no_more(sleeping: Sleeping) -> None:
+    memory = sleeping.bench.reconciler._memory
+    replica = await sleeping.look(_found(Health.READY, 1_001.0, "2, 3"))
+    for count, may_sleep in ((1, True), (2, False)):
+        memory.failed_sleeps[replica.id.model, replica.id.spec_hash] = count
+        assert ((await sleeping.look()).sleep is not None) is may_sleep
+    memory.note_asleep(sleeping.name, (), 905.0)
+    assert (await sleeping.look(_found(Health.READY, 904.0), 4_000)).is_asleep, "one that sleeps is woken all the same"
 
 
 async def test_one_that_sleeps_claims_what_it_holds_and_its_next_sleep_is_expected_to(sleeping: Sleeping) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from controller.hosts import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from controller.runtimes import nvml
 from controller.runtimes.nvml import LINE_BYTES, NvmlReader, Reading, main, sees_host_pids
 from tests.fakes.fake_nvml import FakeNvml, ProcessInfo, Utilization
+from tests.support.wait import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 GONE = 4_000_000_000
@@ -211,6 +213,25 @@ def test_a_mig_instance_is_left_out_alone(error: str, reason: str | None) -> Non
     assert (unread.label, unread.uuid) == ("0:3", "MIG-y")
     if reason is not None:
         assert unread.description == f"GPU 0:3 (MIG-y, PCI 0000:01:00.0) is left out: {reason}"
+
+
+def test_a_driver_that_hangs_leaves_the_gpus_unknown_and_holds_one_thread() -> None:
+    fake, answers = FakeNvml(), threading.Event()
+    fake.add(uuid="GPU-a")
+    reader = NvmlReader(fake, host_pids=False, limit_s=0.05)
+    assert reader.read_gpus()
+    count, fake.nvmlDeviceGetCount = fake.nvmlDeviceGetCount, lambda: answers.wait(9) and count()  # type: ignore[method-assign]
+    before = threading.active_count()
+    try:
+        assert [reader.read_gpus() for _ in range(3)] == [None] * 3
+        assert threading.active_count() == before + 1
+        assert "the driver has not answered within 0.05 s" in str(reader.reason)
+        assert reader.driver is None
+        reader.close()  # does not wait either
+    finally:
+        answers.set()
+    assert eventually("an answer", reader.read_gpus)
+    assert reader.reason is None
 
 
 def test_the_driver_its_cuda_and_the_brands_of_its_gpus_are_told() -> None:

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from retrieval.catalog.collections import list_missing
 from retrieval.catalog.records import DocumentKey, NewVersion
 from retrieval.catalog.schema import open_catalog_file
 from retrieval.catalog.versions import (
     accept_version,
     claim_version,
+    count_chunks,
+    count_states,
     delete_documents,
     list_hidden,
     next_retry_at,
+    oldest_accepted_at,
     retry_version,
 )
 from retrieval.parsing.base import ChunkingOptions
@@ -70,7 +74,7 @@ def plans(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) 
     work(db)
     db.set_trace_callback(None)
     steps = [step for statement in statements for *_, step in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
-    return [step for step in steps if "versions" in step or step.split()[1:2] == ["v"]]
+    return [step for step in steps if "versions" in step or step.split()[1:2] in (["v"], ["documents"])]
 
 
 @pytest.mark.parametrize("is_older_file", [False, True])
@@ -78,7 +82,7 @@ def test_searches_claims_and_deletions_read_no_versions_of_others(tmp_path: Path
     path = tmp_path / "catalog.db"
     db = open_catalog_file(path)
     if is_older_file:
-        for name in ("versions_queued", "versions_tried"):
+        for name in ("versions_queued", "versions_tried", "versions_ready", "versions_unready", "documents_visible"):
             db.execute(f"DROP INDEX {name}")
         db.close()
         db = open_catalog_file(path)
@@ -91,6 +95,11 @@ def test_searches_claims_and_deletions_read_no_versions_of_others(tmp_path: Path
         found = plans(db, work)
         assert found
         assert [step for step in found if not step.startswith("SEARCH")] == []
+    # What metrics and the status ask of all versions is in an index, without the rows.
+    for look in (count_states, count_chunks, oldest_accepted_at, lambda db: list_missing(db, 1, 64)):
+        found = plans(db, look)
+        assert found
+        assert [step for step in found if " INDEX versions_" not in step and "documents_visible" not in step] == []
     # In the order of the index: the first entry is the one.
     assert plans(db, next_retry_at) == ["SCAN versions USING INDEX versions_waiting"]
     db.close()

@@ -31,7 +31,7 @@ from tests.support.transfers_harness import (
 )
 from transfers.assembly import Transfers
 from transfers.downloads.board import _find_lost
-from transfers.downloads.job import choose_folder
+from transfers.downloads.job import RoomLedger, choose_folder
 from transfers.models_folder import ModelsFolder, RecordStore
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.source_set import read_reference
@@ -209,6 +209,18 @@ def test_a_full_disk_is_told_before_the_first_byte(tmp_path: Path, server: FileS
         failed = fetch(transfers, add_file(server, "/m.gguf", CONTENT))
     assert error_code(failed) == "models_disk_full"
     assert [headers["range"] for _, headers in server.requests] == ["bytes=0-0"]
+
+
+def test_two_downloads_do_not_count_on_the_same_room() -> None:
+    ledger, written = RoomLedger(), [0]
+    with ledger.reserve(lambda: 60 - written[0], lambda: 100 - written[0]):
+        with refused("models_disk_full", "beside those that are under way"), ledger.reserve(lambda: 41, lambda: 100):
+            pass
+        written[0] = 30
+        with ledger.reserve(lambda: 40, lambda: 70):
+            pass
+    with ledger.reserve(lambda: 70, lambda: 70):
+        pass
 
 
 def test_a_file_put_there_by_hand_is_kept(tmp_path: Path, transfers: Transfers, server: FileServer) -> None:

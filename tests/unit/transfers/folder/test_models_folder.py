@@ -12,6 +12,7 @@ import pytest
 
 from contract.downloads import RECORDS_FOLDER, DownloadRecord, PlacedFile
 from contract.errors import RoundhouseError
+from tests.support.small_disk import no_space
 from tests.support.transfers_harness import refused
 from transfers.models_folder import OWN_FOLDER, ModelsFolder, RecordStore, make_download_id
 
@@ -219,3 +220,14 @@ def test_whoever_reads_the_models_reads_the_records(tmp_path: Path) -> None:
         assert stat.S_IMODE(status.st_mode) == mode, path
         assert (status.st_uid, status.st_gid) == (models.stat().st_uid, models.stat().st_gid), path
     assert stat.S_IMODE(folder.partial_path("dl", "f").parent.stat().st_mode) == 0o700
+
+
+def test_a_full_disk_keeps_nobody_out_of_the_folder(folder: ModelsFolder) -> None:
+    folder.close()
+    with no_space():
+        folder.open("the next one")
+    folder.close()
+    folder.open("a longer one")
+    folder.close()
+    folder.open("short")
+    assert folder.read_holder() == "short"

@@ -6,6 +6,7 @@ tests/integration/controller/runtimes/test_contract_*.py hold what processes hav
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
@@ -25,6 +26,7 @@ from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process import launch
 from controller.runtimes.process import runtime as process_runtime
 from controller.runtimes.process.groups import Process, is_alive
+from controller.runtimes.process.logs import ProcessLogs
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.process_engines import INSTANCE, ProcessEngines, wait_for
 from tests.support.runtime_contract import RUN, exited, only
@@ -190,6 +192,22 @@ async def test_a_start_whose_log_another_process_has_leaves_it_that_log(processe
         with pytest.raises(StartError, match="temporarily unavailable"):
             await runtime.start_replica(request)
     assert processes.log(request.name).read_text() == "of another process"
+    assert await runtime.list_replicas() == []
+
+
+async def test_a_start_without_a_free_descriptor_leaves_no_record(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = processes.runtime()
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        for name in ("open_log", "is_written_to"):
+            patch.setattr(ProcessLogs, name, refuse)
+        with pytest.raises(StartError, match="Too many open files"):
+            await runtime.start_replica(processes.request(processes.shell(RUN)))
     assert await runtime.list_replicas() == []
 
 

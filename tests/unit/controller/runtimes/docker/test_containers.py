@@ -541,3 +541,28 @@ def test_a_line_that_is_still_being_written_is_given_once_it_is_whole() -> None:
         assert part is not None
         assert (part.lines, part.running) == ((line,), container is running)
         cursor = part.cursor
+
+
+class FilteringDaemon(LoggingDaemon):
+    """A daemon that leaves out records of before `since`."""
+
+    def logs(self, *_: object, **limits: Any) -> bytes:
+        since, tail = limits.get("since"), limits.get("tail")
+        lines = (self.data or b"").splitlines(keepends=True)
+        times = {line: parse_time(line.split()[0].decode()) or 0.0 for line in lines}
+        found = [line for line in lines if since is None or times[line] >= since]
+        return b"".join(found[-tail:] if tail else found)
+
+
+def test_a_log_is_followed_while_the_clock_is_set_back() -> None:
+    daemon, running = FilteringDaemon(b""), {**ENDED, "State": {"Status": "running"}}
+    cursor: str | None = None
+    for minutes in ((10, 11), (), (2,), (3, 4), (), (12, 13), (5,), (5, 14), (15,)):
+        written = tuple(f"line of {minute:02}" for minute in minutes)
+        for minute, line in zip(minutes, written, strict=True):
+            daemon.data = (daemon.data or b"") + f"2026-11-21T20:{minute:02}:00.000000001Z {line}\n".encode()
+        part = read_part(daemon, running, cursor)
+        assert part is not None
+        assert part.lines == written
+        cursor = part.cursor
+    assert str(cursor).startswith("2026-11-21T20:15")

@@ -80,6 +80,26 @@ def test_a_long_log_keeps_whole_lines_at_its_end(tmp_path: Path) -> None:
     assert logs.read_tail(NAME, 2) == "line 0199\nafter"
 
 
+@pytest.mark.parametrize("missed_lines", [50_000, 200_000])
+def test_a_follower_who_is_far_behind_at_a_cut_misses_no_line_that_is_kept(tmp_path: Path, missed_lines: int) -> None:
+    logs = ProcessLogs(tmp_path, 2_000_000)
+    fd = logs.open_log(NAME)
+    os.write(fd, b"early line\n" * 150_000)
+    part = logs.read_after(NAME, None, 1, has_ended=False)
+    lines = [f"line {number:06d}" for number in range(missed_lines)]
+    os.write(fd, "".join(f"{line}\n" for line in lines).encode())
+    logs.bound_log(NAME)
+    os.write(fd, b"after\n")
+    os.close(fd)
+    seen: list[str] = []
+    while "after" not in seen:
+        assert part is not None
+        part = logs.read_after(NAME, part.cursor, 1, has_ended=False)
+        seen += part.lines if part is not None else ()
+    kept = logs.log_path(NAME).with_suffix(".log.1").read_text().splitlines()
+    assert seen == [*(line for line in kept if line != "early line"), "after"]
+
+
 def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
