@@ -1,4 +1,4 @@
-"""A host that runs replicas, its GPUs and its main memory, as last seen. Immutable values only.
+"""Hosts with their GPUs and main memory, as last seen. Immutable values only.
 
 Times are Unix seconds. Memory is in MiB. Unknown is None, and never the same as zero or empty.
 """

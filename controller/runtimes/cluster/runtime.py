@@ -549,11 +549,18 @@ class ClusterRuntime:
             token=request.token,
             claims=_rename_key(request.claims, memory_key(host), HOST),
         )
-        await self._ask(host, "start_replica", message, HostMessage, START_S)
+        started = SeenReplica(request.id, request.name, Phase.RUNNING, self._clock(), claims=request.claims, host=host)
+        try:
+            await self._ask(host, "start_replica", message, HostMessage, START_S)
+        except HostSilentError:
+            # It may run, until the host says that it does not.
+            self._note_change(host, request.name, started)
+            raise
+        self._note_change(host, request.name, started)
+
+    def _note_change(self, host: str, name: str, replica: SeenReplica | None) -> None:
         if (known := self._hosts.get(host)) is not None:
-            now = self._clock()
-            started = SeenReplica(request.id, request.name, Phase.RUNNING, now, claims=request.claims, host=host)
-            known.note_change(request.name, started)
+            known.note_change(name, replica)
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica on its host, and remove it."""
@@ -572,8 +579,8 @@ class ClusterRuntime:
         if host is None and len(hosts) > 1:
             return
         await self._ask(hosts[0], method, message, HostMessage, deadline_s)
-        if (known := self._hosts.get(hosts[0])) is not None and method == "stop_replica":
-            known.note_change(name, None)
+        if method == "stop_replica":
+            self._note_change(hosts[0], name, None)
 
     async def expel_host(self, name: str) -> None:
         """Forget a host for good, with what ran there: it is no longer listed, and is refused if it comes back. Raises

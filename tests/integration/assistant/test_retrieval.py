@@ -296,7 +296,7 @@ async def test_documents_that_are_replaced_and_deleted_meanwhile(tmp_path: Path)
                 for document in listed:
                     yield document
 
-            client.list_documents = stale  # type: ignore[method-assign]
+            client.list_documents = stale  # type: ignore[method-assign, assignment]
             exported = await export_documents(client, file, lambda _: None)
             assert (exported.documents, exported.originals) == (3, 3)
 

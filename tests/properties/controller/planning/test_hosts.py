@@ -1,4 +1,4 @@
-"""Several hosts under generated sequences of silence, loss, return, drains, edits, kills, failing starts and slow ends."""
+"""Several hosts under generated sequences of silence, loss, return, drains, edits, kills, failing starts, slow ends."""
 
 from __future__ import annotations
 
@@ -185,14 +185,16 @@ class Site:
                 operation = PendingOp(OpKind.START, action.id, action.claims, self.now, host=action.host)
                 self.memory.begin_operation(name, operation)
                 self.ends[name] = (self.now + self.chance.randint(1, 3), action.host, OpKind.START)
-                # What was asked of a host that does not answer may have been done all the same.
+                engine = ObservedReplica(
+                    action.id, name, Phase.RUNNING, self.now, self.now, base_url="x", claims=action.claims,
+                    host=action.host,
+                )  # fmt: skip
+                self.ready_at[name] = self.now + self.chance.randint(1, 6)
+                # What was asked of a host that does not answer may have been done all the same: it counts as done.
+                self.seen[name] = engine
                 if action.host not in self.away or self.chance.random() < 0.5:
-                    self.engines[name] = ObservedReplica(
-                        action.id, name, Phase.RUNNING, self.now, self.now, base_url="x", claims=action.claims,
-                        host=action.host,
-                    )  # fmt: skip
-                    self.ready_at[name] = self.now + self.chance.randint(1, 6)
-                else:
+                    self.engines[name] = engine
+                if action.host in self.away:
                     self.memory.record_failure(action.id, Verdict("silent"), self.now, host=action.host)
             case Drain():
                 self.memory.drains[action.name] = DrainState(self.now)
@@ -218,7 +220,7 @@ class Site:
         serving = Counter(
             (each.id.model, each.id.index)
             for each in observed.replicas
-            if is_routable(each) and not self.memory.is_stopping(each.name)
+            if is_routable(each) and each.name not in self.memory.pending
         )
         assert all(count == 1 for count in serving.values()), f"two serve one index: {serving}"
 

@@ -460,7 +460,7 @@ async def test_what_changes_while_nothing_can_be_done_is_sent_later(
         return real_find(paths)
 
     monkeypatch.setattr("cli.rag.client.find_files", find)
-    answer = {**DOCUMENT, "data": [], "has_more": False}
+    answer: dict[str, Any] = {**DOCUMENT, "data": [], "has_more": False}
     async with gateway_of_another_version(answer) as url, RagClient(GatewayAddress(url, verifies=True), None) as client:
         following = asyncio.create_task(
             follow_files(client, [tmp_path], {}, known, lambda file, _: sent.append(file.path.name))

@@ -57,9 +57,6 @@ class Wanted:
     def wake_at(self) -> float | None:
         return None
 
-    def drained_hosts(self) -> Mapping[str, float]:
-        return {}
-
     def evict_models(self, models: Mapping[str, str]) -> None:
         assert not models, "nothing is loaded on demand"
 
