@@ -225,7 +225,7 @@ class Controller:
             self._files,
             self._recorder,
             # The runtime of several hosts has it; that of one has nothing to forget.
-            forget_host=getattr(runtime, "forget_host", None),
+            expel_host=None if cluster is None else cluster.expel_host,
             wake=self._wake.set,
         )
         self.model_files = ModelFileService(

@@ -14,12 +14,13 @@ from controller.hosts import Host, HostState
 from controller.journal import Recorder
 from controller.model_status import Round
 from controller.reports.views import host_details
+from controller.runtimes.base import RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
 
-ForgetHost = Callable[[str], Awaitable[None]]
-"""Forgets a host, by its name, and what was known of it, so that it no longer counts. Raises RoundhouseError where the
-host answers after all."""
+ExpelHost = Callable[[str], Awaitable[None]]
+"""Forgets a host, by its name, and what was known of it, so that it no longer counts. Raises RuntimeUnavailableError
+where the host answers after all."""
 
 
 class HostService:
@@ -33,15 +34,15 @@ class HostService:
         files: DesiredStateSource,
         recorder: Recorder,
         *,
-        forget_host: ForgetHost | None,
+        expel_host: ExpelHost | None,
         wake: Callable[[], None],
     ) -> None:
-        """`read_round` returns the last round, or raises `controller_unavailable`. `forget_host` None: the runtime has
+        """`read_round` returns the last round, or raises `controller_unavailable`. `expel_host` None: the runtime has
         one host, which cannot be forgotten. `wake` makes the controller plan again."""
         self._read_round = read_round
         self._files = files
         self._recorder = recorder
-        self._forget_host = forget_host
+        self._expel_host = expel_host
         self._wake = wake
 
     def list_hosts(self) -> HostList:
@@ -85,8 +86,11 @@ class HostService:
             words = f"Host {name} answers (it is {host.state}), and would be back at once: switch it off first"
             raise RoundhouseError("host_answers", f"{words}, or drain it.", param="name")
         view = self._view(name)
-        assert self._forget_host is not None, "a host with a name is one of several"
-        await self._forget_host(name)
+        assert self._expel_host is not None, "a host with a name is one of several"
+        try:
+            await self._expel_host(name)
+        except RuntimeUnavailableError as error:
+            raise RoundhouseError("host_answers", f"Host {name} is not forgotten: {error}.", param="name") from None
         self._files.set_drained(name, False)
         self._record(f"host {name} forgotten by {actor}", actor, "forget", name)
         return view

@@ -63,16 +63,14 @@ def classify_replicas(
     two replicas at one index and of one definition, the one that is ready, and has been reached for longest without a
     break, is kept and the other is surplus.
     """
-    replicas = list(replicas)
-    buckets = Buckets(silent=[each for each in replicas if each.silent is not None])
-    silent_names = {each.name for each in buckets.silent}
-    operations = {name: operation for name, operation in pending if name not in silent_names}
+    buckets = Buckets()
+    operations = dict(pending)
     # Ready ones first, so that of two replicas at one index the one that serves is kept.
     for replica in sorted(replicas, key=_serving_order):
         operation = operations.pop(replica.name, None)
         if replica.silent is not None:
-            continue
-        if operation is not None:
+            buckets.silent.append(replica)
+        elif operation is not None:
             _sort_busy(model, operation, replica, buckets)
         elif replica.phase is Phase.EXITED:
             buckets.ended.append(replica)
@@ -95,6 +93,8 @@ def classify_replicas(
 def _settle_indices(model: DesiredModel | None, buckets: Buckets) -> None:
     """Let sleepers give way to whoever runs or starts at their index, and count the wanted indices of replicas on
     silent hosts as taken, until the hosts answer or are lost."""
+    if not buckets.asleep and not buckets.silent:
+        return
     for index in [each for each in buckets.asleep if each in buckets.current or each in buckets.outdated]:
         buckets.surplus.append(buckets.asleep.pop(index))
     for replica in buckets.silent:

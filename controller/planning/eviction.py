@@ -431,9 +431,12 @@ class RoomAllocator:
         """Whether preflights say that the model can be started where its victims leave; the hosts are noted in
         `checked_hosts`. While a victim is already leaving, an overdue preflight counts for `CHECKED_ANEW_S`."""
         victims = list(victims)
-        placements = self._place_missing(model, self._ledger_without(victims))
-        assert not isinstance(placements, NoRoom), "these victims make room"
-        hosts = self.checked_hosts[model.name] = tuple(sorted({each.host for each in placements}))
+        hosts: tuple[str, ...] = (self.observed.hosts[0].name,)
+        if len(self.observed.hosts) > 1:
+            placements = self._place_missing(model, self._ledger_without(victims))
+            assert not isinstance(placements, NoRoom), "these victims make room"
+            hosts = tuple(sorted({each.host for each in placements}))
+        self.checked_hosts[model.name] = hosts
         lenient_now = self.now - CHECKED_ANEW_S if any(each.is_leaving for each in victims) else self.now
         return all(self._is_checked_on(model, host, lenient_now) for host in hosts)
 

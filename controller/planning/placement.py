@@ -67,7 +67,8 @@ class ClaimLedger:
     waits_for_busy: bool = True
     """Whether there is no room on a busy GPU. False: the ledger says where room will be, whoever loads there now."""
     replica_counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Host and model to the number of the model's replicas there; host and empty text to that of all replicas."""
+    """Host and model to the number of the model's replicas there; host and empty text to that of all replicas. Hosts
+    without a name are left out."""
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
@@ -101,7 +102,7 @@ class ClaimLedger:
         `model`: None leaves `models_by_gpu` and the counts alone. `host`: where the replica runs. `busy_with`: the
         replica's name, if it loads or stops and its GPUs are busy with that; None: they are not.
         """
-        if model is not None:
+        if model is not None and host:
             for key in ((host, model), (host, "")):
                 self.replica_counts[key] = self.replica_counts.get(key, 0) + 1
         for uuid, mib in claims.items():
@@ -132,8 +133,7 @@ class ClaimLedger:
 
     def _sum_mib(self, mib_by_key: Mapping[str, int], key: str) -> int:
         """Sum over `key` and whatever is the same memory."""
-        memory = self.unified_gpus.get(key, key)
-        if not self.unified_gpus or not is_memory_key(memory):
+        if not self.unified_gpus or not is_memory_key(memory := self.unified_gpus.get(key, key)):
             return mib_by_key.get(key, 0)
         sharing = (mib_by_key.get(uuid, 0) for uuid, shared in self.unified_gpus.items() if shared == memory)
         return mib_by_key.get(memory, 0) + sum(sharing)
@@ -301,7 +301,9 @@ def avoided_hosts(model: DesiredModel, index: int, observed: ObservedState, now:
         return set()
     avoided = set()
     for host in observed.hosts:
-        failure = observed.failures.get(ReplicaKey(model.name, index, model.spec_hash, host.name))
+        failure = None
+        if observed.failures:
+            failure = observed.failures.get(ReplicaKey(model.name, index, model.spec_hash, host.name))
         result = observed.preflights.get(PreflightKey(model.name, model.spec_hash, host.name))
         is_refused = result is not None and not result.ok and result.is_fresh(now, recheck_s)
         if result is not None and result.missing_image is not None:
@@ -329,7 +331,11 @@ def find_backoff(model: DesiredModel, index: int, observed: ObservedState, now: 
 def usable_hosts(model: DesiredModel, observed: ObservedState) -> tuple[Host, ...]:
     """Return the hosts on which a replica of the model may be started now: those that are ready, and that `hosts`
     names where it is declared."""
-    return tuple(host for host in observed.hosts if host.state is HostState.READY and host.is_named_by(model.hosts))
+    return tuple(
+        host
+        for host in observed.hosts
+        if host.state is HostState.READY and (not model.hosts or host.is_named_by(model.hosts))
+    )
 
 
 def place_replica(
@@ -350,10 +356,12 @@ def place_replica(
         return _explain_no_host(model, observed)
     if len(observed.hosts) > 1 and (reason := _explain_ambiguous(model, hosts)) is not None:
         return NoRoom(reason)
-    hosts = tuple(host for host in hosts if host.name not in avoided) or hosts
+    if avoided:
+        hosts = tuple(host for host in hosts if host.name not in avoided) or hosts
+    requirement = requirement_of(model, observed)
     if len(hosts) == 1:
-        return _place_on_host(model, hosts[0], observed, ledger)
-    results = [(host, _place_on_host(model, host, observed, ledger)) for host in hosts]
+        return _place_on_host(model, hosts[0], requirement, observed, ledger)
+    results = [(host, _place_on_host(model, host, requirement, observed, ledger)) for host in hosts]
     ranked = sorted(
         (_rank_host(model, host, result, ledger), number)
         for number, (host, result) in enumerate(results)
@@ -406,8 +414,9 @@ def _explain_ambiguous(model: DesiredModel, hosts: Collection[Host]) -> str | No
     return None
 
 
-def _place_on_host(model: DesiredModel, host: Host, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
-    requirement = requirement_of(model, observed)
+def _place_on_host(
+    model: DesiredModel, host: Host, requirement: Requirement, observed: ObservedState, ledger: ClaimLedger
+) -> Placement | NoRoom:
     host_claims = _claim_main_memory(model, requirement, host, ledger)
     if model.gpu_count == 0:
         return host_claims if isinstance(host_claims, NoRoom) else Placement(host_claims, host=host.name)

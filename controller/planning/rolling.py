@@ -116,26 +116,23 @@ def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: Obse
     cause = turn.moving.get(old_replica.name, "the definition was edited")
     avoided = avoided_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s)
     placement_alongside = place_replica(model, turn.observed, turn.ledger, avoided)
-    ledger_instead = turn.ledger.copy_without([old_replica.claims])
-    placement_instead = place_or_wait(model, turn.observed, ledger_instead, avoided)
+    placement_instead = placement_alongside
+    if isinstance(placement_alongside, NoRoom):
+        ledger_instead = turn.ledger.copy_without([old_replica.claims])
+        placement_instead = place_or_wait(model, turn.observed, ledger_instead, avoided)
     if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
         turn.add_blocked(index, placement_alongside.reason, None)
-    elif isinstance(placement_alongside, NoRoom) and isinstance(placement_instead, NoRoom):
+    elif isinstance(placement_instead, NoRoom):
         turn.add_blocked(index, placement_instead.reason, None, failed=not placement_instead.waiting)
         _let_serve(turn, old_replica)
-    elif not is_start_checked(turn, model, index, _host_of(placement_alongside, placement_instead)):
-        key = PreflightKey(model.name, model.spec_hash, _host_of(placement_alongside, placement_instead))
-        result = turn.observed.preflights.get(key)
+    elif not is_start_checked(turn, model, index, placement_instead.host):
+        result = turn.observed.preflights.get(PreflightKey(model.name, model.spec_hash, placement_instead.host))
         if result is not None and not result.ok:
             _let_serve(turn, old_replica)
     elif is_serving and isinstance(placement_alongside, Placement):
         issue_start(turn, model, index, placement_alongside, f"{cause}; the old replica serves until then")
     else:
         turn.retire_replica(old_replica, cause + ("; no room for both" if is_serving else ""))
-
-
-def _host_of(*placements: Placement | NoRoom) -> str:
-    return next(each.host for each in placements if isinstance(each, Placement))
 
 
 def _let_serve(turn: ModelTurn, old_replica: ObservedReplica) -> None:

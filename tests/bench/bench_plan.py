@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 
 from controller.engines.stub import StubDefinition
 from controller.hosts import Gpu, Host
@@ -99,6 +100,22 @@ def _gpu_state(models: int) -> tuple[DesiredState, ObservedState]:
     )
 
 
+HOSTS = tuple(Host(f"h{number:02}", gpus=()) for number in range(20))
+
+
+def _on_hosts(desired: DesiredState, observed: ObservedState) -> tuple[DesiredState, ObservedState]:
+    """The same, spread over 20 hosts whose starts were all checked."""
+    replicas = tuple(
+        replace(each, host=HOSTS[number % len(HOSTS)].name) for number, each in enumerate(observed.replicas)
+    )
+    preflights = {
+        PreflightKey(key.model, key.spec_hash, host.name): result
+        for key, result in observed.preflights.items()
+        for host in HOSTS
+    }
+    return desired, replace(observed, replicas=replicas, preflights=preflights, hosts=HOSTS)
+
+
 def _median_of(desired: DesiredState, observed: ObservedState) -> float:
     times = []
     for _ in range(REPEATS):
@@ -113,9 +130,13 @@ def run() -> list[Figure]:
     at_rest, tenth = _median_ms(1_000, 3, "new"), _median_ms(100, 3, "new")
     all_edited = _median_ms(1_000, 3, "old")
     on_gpus = _median_of(*_gpu_state(1_000))
+    spread_at_rest = _median_of(*_on_hosts(*_state(1_000, 3, "new")))
+    spread_edited = _median_of(*_on_hosts(*_state(1_000, 3, "old")))
     return [
         Figure("plan, 1,000 models x 3 replicas, at rest", at_rest, "ms", aim="< 20 ms"),
         Figure("plan, 1,000 models x 3 replicas, all edited", all_edited, "ms", aim="< 20 ms"),
         Figure("plan, 1,000 autoload models on 8 GPUs, 800 loaded, 100 loading, 100 waiting", on_gpus, "ms"),
+        Figure("plan at rest, on 20 hosts over one host", spread_at_rest / at_rest, "x", aim="<= 1.5"),
+        Figure("plan, all edited, on 20 hosts over one host", spread_edited / all_edited, "x"),
         Figure("plan, time for 1,000 models over 100 models", at_rest / tenth, "x", aim="about 10: linear"),
     ]

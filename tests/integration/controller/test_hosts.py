@@ -30,14 +30,14 @@ from tests.support.controller_app import serve_controller
 from tests.support.wait import until
 
 LOST_S, SILENT_S = 3.0, 3.0
+FIELDS: dict[str, object] = {"backend": "stub", "replicas": 3, "memory_mib": 100, "drain_timeout_s": 5}
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def _declare(folder: Path) -> ControllerSettings:
     for name in ("desired", "gateway", "models"):
         (folder / name).mkdir(parents=True)
-    fields = {"backend": "stub", "replicas": 3, "memory_mib": 100, "drain_timeout_s": 5}
-    (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"m": fields}}))
+    (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"m": FIELDS}}))
     return load_settings(
         desired=folder / "desired",
         state=folder / "state",
@@ -54,6 +54,10 @@ class Site:
     def __init__(self, controller: Controller, settings: ControllerSettings, url: str) -> None:
         self.controller, self.settings, self.url = controller, settings, url
         self.answers: Counter[int] = Counter()
+
+    def edit(self, **fields: object) -> None:
+        """Write the files anew, with further fields of the model."""
+        (self.settings.desired / "models.yaml").write_text(json.dumps({"models": {"m": FIELDS | fields}}))
 
     def turn(self, host: str, switch: str) -> None:
         (self.settings.state / "hosts" / host / "switch").write_text(switch)
@@ -108,7 +112,7 @@ async def _site(folder: Path) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_a_lost_host_loses_its_models_to_the_other_and_what_serves_when_it_is_back_stays(tmp_path: Path) -> None:
+async def test_a_drained_host_loses_nothing_and_a_lost_one_its_models_until_it_is_back(tmp_path: Path) -> None:
     async with _site(tmp_path) as site, aiohttp.ClientSession() as session:
         planned = site.planned()
         assert sorted(planned.values()) == [1, 2]
@@ -119,6 +123,17 @@ async def test_a_lost_host_loses_its_models_to_the_other_and_what_serves_when_it
         before = {each.name: each.host for each in site.replicas()}
         addresses = {each.host: (each.base_url or "").rpartition(":")[0] for each in site.replicas()}
         assert addresses == {"a": "http://127.0.0.2", "b": "http://127.0.0.3"}
+
+        site.controller.host_service.drain_host("b", actor="the test")
+        await until("what ran on b has moved", lambda: site.served_by() == {"a": 3} and len(site.replicas()) == 3)
+        assert site.answers.keys() <= {200}, "a drain loses nothing"
+        site.controller.host_service.undrain_host("b", actor="the test")
+        # What has moved stays; an edit spreads it again.
+        site.edit(env={"A": "b"})
+        await until("it is spread again", lambda: sorted(site.served_by().values()) == [1, 2])
+        await until("the old ones have ended", lambda: len(site.replicas()) == 3)
+        planned = site.served_by()
+        before = {each.name: each.host for each in site.replicas()}
 
         site.turn("b", SILENT)
         began_at = time.monotonic()

@@ -49,7 +49,7 @@ class Site:
             self._read_round,
             self.files,
             Recorder(self.journal, lambda: 12.0, redact_nothing),
-            forget_host=self._forget,
+            expel_host=self._forget,
             wake=self._wake,
         )
 

@@ -64,9 +64,8 @@ def refused(placed: Placement | NoRoom) -> NoRoom:
 def test_what_counts_as_claimed_and_what_as_busy() -> None:
     ready, loading = replica("a", {"A": 10, HOST: 5}), replica("b", {"B": 20, HOST: 5}, ready_since=None)
     ledger = ClaimLedger.of(seen(replicas=(ready, loading)))
-    counts = {("", "m"): 2, ("", ""): 2}
     models = {"A": {"m"}, "B": {"m"}, HOST: {"m"}}
-    assert ledger == ClaimLedger({"A": 10, HOST: 10, "B": 20}, {"B": "b"}, {}, models, replica_counts=counts)
+    assert ledger == ClaimLedger({"A": 10, HOST: 10, "B": 20}, {"B": "b"}, {}, models)
     stops = PendingOp(OpKind.STOP, ready.id)
     assert ClaimLedger.of(seen(replicas=(ready,), pending={"a": stops})).busy_replicas == {"A": "a"}
     for phase in (Phase.EXITED, Phase.CREATED):
@@ -81,9 +80,8 @@ def test_what_counts_as_claimed_and_what_as_busy() -> None:
 def test_what_is_about_to_come_is_claimed_and_counted_once() -> None:
     comes = PendingOp(OpKind.START, ReplicaId("n", 0, "h", 1), {"A": 30, HOST: 5})
     ledger = ClaimLedger.of(seen(pending={"n-0": comes}))
-    counts = {("", "n"): 1, ("", ""): 1}
     models = {"A": {"n"}, HOST: {"n"}}
-    assert ledger == ClaimLedger({"A": 30, HOST: 5}, {"A": "n-0"}, {}, models, replica_counts=counts)
+    assert ledger == ClaimLedger({"A": 30, HOST: 5}, {"A": "n-0"}, {}, models)
     assert ClaimLedger.of(seen(pending={"n-0": replace(comes, kind=OpKind.STOP)})) == ClaimLedger()
     there = replica("n-0", {"A": 30})
     assert ClaimLedger.of(seen(replicas=(there,), pending={"n-0": comes})).claimed_mib == {"A": 30}
