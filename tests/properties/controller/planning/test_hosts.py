@@ -178,6 +178,12 @@ class Site:
                     self.memory.preflights[key] = PreflightResult(True, self.now)
             case Start():
                 assert states[action.host] is HostState.READY, f"{action} on a host that is {states[action.host]}"
+                held = [
+                    each.name
+                    for each in observed.replicas
+                    if each.silent == "silent" and each.phase is Phase.RUNNING and each.id.key == action.id.key
+                ]
+                assert not held, f"{action} where {held} may serve"
                 highest = self.memory.attempts.highest_of(action.id.key.text)
                 assert action.id.attempt > highest, "attempts never repeat over hosts"
                 self.memory.note_attempts([action.id])

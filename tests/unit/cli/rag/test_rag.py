@@ -421,7 +421,7 @@ async def test_a_new_file_replaces_no_document_of_another_folder_while_it_is_wat
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("A fox.")
-    other = {**DOCUMENT, "metadata": {"added_from": "elsewhere"}, "data": [], "has_more": False}
+    other: dict[str, Any] = {**DOCUMENT, "metadata": {"added_from": "elsewhere"}, "data": [], "has_more": False}
     sent: list[str] = []
     seen: list[str] = []
     async with (
