@@ -399,7 +399,7 @@ class Controller:
         state = self._files.in_force
         return decide_downloads(
             self._settings.downloads,
-            has_keys=state is not None and bool(state.declared_keys),
+            has_keys=state is not None and bool(state.keys),
             hosts=self._settings.gateway_hosts,
         )
 

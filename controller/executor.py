@@ -636,7 +636,7 @@ class Executor:
         async def work() -> None:
             try:
                 if isinstance(action, Stop):
-                    await self._add_log_tail(action)
+                    await self._add_log_tail(action, replica.failure_key)
                     await self._runtime.stop_replica(action.name, self._options.stop_timeout_s)
                 else:
                     await self._runtime.remove_replica(action.name)
@@ -654,7 +654,9 @@ class Executor:
 
     def _put_to_sleep(self, action: PutToSleep, desired: DesiredState, replica: ObservedReplica) -> None:
         model = desired.models[action.model]
-        self._memory.begin_operation(action.name, PendingOp(OpKind.SLEEP, action.id, action.claims, self._clock()))
+        self._memory.begin_operation(
+            action.name, PendingOp(OpKind.SLEEP, action.id, action.claims, self._clock(), host=replica.host)
+        )
 
         async def work() -> None:
             await self._sleeper.put_to_sleep(self._sleep_target(model, replica))
@@ -709,17 +711,17 @@ class Executor:
             self._memory.finish_operation(action.name, self._clock())
             self._wake()
 
-    async def _add_log_tail(self, action: Stop) -> None:
+    async def _add_log_tail(self, action: Stop, key: ReplicaKey) -> None:
         """Add the engine's last log lines to its recorded failure. Must run before the stop, which may delete them."""
-        failure = self._memory.failures.get(action.id.key)
+        failure = self._memory.failures.get(key)
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
         log_tail = self._redact(action.model, await self._runtime.read_log_tail(action.name), action.name)
-        if self._memory.failures.get(action.id.key) is not failure:
+        if self._memory.failures.get(key) is not failure:
             return  # it was forgotten meanwhile, as by a load
         plain = failure.error if failure.plain is None else failure.plain
         error = with_log_tail(failure.error, log_tail)
-        self._memory.failures[action.id.key] = replace(failure, error=error, plain=plain)
+        self._memory.failures[key] = replace(failure, error=error, plain=plain)
 
 
 def _action_subject(action: Action) -> str:

@@ -428,8 +428,11 @@ class StagedDocuments:
         target, aside = self._folder / RETRIEVAL_FOLDER, None
         if target.exists():
             aside = self._folder / ASIDE_NAME
-            shutil.rmtree(aside, ignore_errors=True)
-            target.rename(aside)
+            if (target / RESTORED_NAME).exists() and aside.exists():
+                shutil.rmtree(target)  # of a restore that failed and was never opened; what it replaced is aside
+            else:
+                shutil.rmtree(aside, ignore_errors=True)
+                target.rename(aside)
         self._staged.rename(target)
         sync_folder(self._folder)
         return aside

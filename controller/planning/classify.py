@@ -106,7 +106,9 @@ def _settle_indices(model: DesiredModel | None, buckets: Buckets) -> None:
 def _serving_order(replica: ObservedReplica) -> tuple[bool, float, int, str, int]:
     """Sort key for replicas of one model. One that was out of reach comes after the one that served meanwhile."""
     replica_id, is_ready = replica.id, replica.health is Health.READY
-    return not is_ready, replica.returned_at, replica_id.index, replica_id.spec_hash, replica_id.attempt
+    # Of two hosts that were always in reach of this controller, the later start was made for the one that was lost.
+    attempt = -replica_id.attempt if replica.host else replica_id.attempt
+    return not is_ready, replica.returned_at, replica_id.index, replica_id.spec_hash, attempt
 
 
 def _sort_busy(
@@ -152,7 +154,7 @@ def _breakage_reason(model: DesiredModel | None, replica: ObservedReplica, now: 
     if replica.health is Health.STALLED:
         return "busy or not answering, and no progress for 120 s"
     if model is not None and replica.ready_since is None and replica.started_at is not None:
-        waited_s = now - replica.started_at
+        waited_s = now - max(replica.started_at, replica.returned_at)
         if waited_s >= model.start_timeout_s:
             return f"not ready within {model.start_timeout_s:g} s of its start"
     return None

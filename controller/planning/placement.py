@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu, is_memory_key
 from controller.planning.actions import WAITING_FOR_ROOM
@@ -239,15 +239,25 @@ class NoRoom:
     """Whether there is room, on a GPU where another replica loads or stops."""
 
 
+class RuledOut(NamedTuple):
+    """Hosts, by name, on which a start is not tried (`barred`), or only if no other host has room (`avoided`)."""
+
+    barred: Collection[str] = ()
+    avoided: Collection[str] = ()
+
+
+NOTHING_RULED_OUT: Final = RuledOut()
+
+
 def place_or_wait(
-    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, avoided: Collection[str] = ()
+    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, ruled_out: RuledOut = NOTHING_RULED_OUT
 ) -> Placement | NoRoom:
     """Find GPUs and main memory as `place_replica` does. Where there is no room, and there will be once the replicas of
     `ledger.leaving` have ended and their memory is free, the `NoRoom` is `waiting`, and its reason names them."""
-    placement = place_replica(model, observed, ledger, avoided)
+    placement = place_replica(model, observed, ledger, ruled_out)
     if isinstance(placement, Placement) or placement.waiting or not ledger.leaving:
         return placement
-    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed), avoided)
+    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed), ruled_out)
     if isinstance(promised, NoRoom) and not promised.waiting:
         return placement
     return NoRoom(explain_leaving(ledger.leaving), waiting=True)
@@ -266,9 +276,14 @@ def explain_never_fits(model: DesiredModel, observed: ObservedState) -> str | No
 
 
 def free_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Return the hosts as they would be with no GPU memory in use."""
+    """Return the hosts as they would be with no GPU memory in use, without what changes all the time."""
     return tuple(
-        replace(host, gpus=tuple(replace(gpu, used_mib=0, processes=None) for gpu in host.gpus)) if host.gpus else host
+        replace(
+            host,
+            last_heard=None,
+            models_free_mib=None,
+            gpus=host.gpus and tuple(replace(gpu, used_mib=0, processes=None) for gpu in host.gpus),
+        )
         for host in hosts
     )
 
@@ -293,25 +308,36 @@ def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:
     return f"{WAITING_FOR_ROOM}: {' and '.join(names) or 'others'} {'is' if len(names) == 1 else 'are'} ending"
 
 
-def avoided_hosts(model: DesiredModel, index: int, observed: ObservedState, now: float, recheck_s: float) -> set[str]:
-    """Return the names of the hosts on which a start of the replica at `index` need not be tried before others: its
-    backoff runs there, or its preflight or the pull of its image has failed there. `recheck_s`: see
-    `PreflightResult.is_fresh`. Empty where there is one host."""
+def rule_out_hosts(
+    model: DesiredModel,
+    index: int,
+    observed: ObservedState,
+    now: float,
+    recheck_s: float,
+    failed_keys: Collection[ReplicaKey] = (),
+) -> RuledOut:
+    """Return on which hosts a start of the replica at `index` is barred, because its backoff runs there or it has just
+    failed there (`failed_keys`), and on which it is avoided, because its preflight or the pull of its image has failed
+    there. `recheck_s`: see `PreflightResult.is_fresh`. None where there is one host."""
     if len(observed.hosts) == 1:
-        return set()
-    avoided = set()
+        return NOTHING_RULED_OUT
+    barred, avoided = set(), set()
     for host in observed.hosts:
-        failure = None
-        if observed.failures:
-            failure = observed.failures.get(ReplicaKey(model.name, index, model.spec_hash, host.name))
+        key = ReplicaKey(model.name, index, model.spec_hash, host.name)
+        failure = observed.failures.get(key) if observed.failures else None
+        if key in failed_keys or (failure is not None and failure.must_wait(now)):
+            barred.add(host.name)
         result = observed.preflights.get(PreflightKey(model.name, model.spec_hash, host.name))
-        is_refused = result is not None and not result.ok and result.is_fresh(now, recheck_s)
-        if result is not None and result.missing_image is not None:
+        if result is None or result.ok:
+            continue
+        if result.missing_image is None:
+            is_refused = result.is_fresh(now, recheck_s)
+        else:
             pull = observed.pulls.get(PullKey(result.missing_image, host.name))
             is_refused = pull is not None and pull.must_wait(now)
-        if is_refused or (failure is not None and failure.must_wait(now)):
+        if is_refused:
             avoided.add(host.name)
-    return avoided
+    return RuledOut(barred, avoided)
 
 
 def find_backoff(model: DesiredModel, index: int, observed: ObservedState, now: float) -> Failure | None:
@@ -339,15 +365,15 @@ def usable_hosts(model: DesiredModel, observed: ObservedState) -> tuple[Host, ..
 
 
 def place_replica(
-    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, avoided: Collection[str] = ()
+    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, ruled_out: RuledOut = NOTHING_RULED_OUT
 ) -> Placement | NoRoom:
     """Find a host, GPUs and main memory for one replica of the model, beside the claims in `ledger`.
 
     `ledger` is not changed: the caller books the claims with `add_claims`. Returns `NoRoom`, and raises nothing, where
     there is no room, no such GPU, the GPUs cannot be read now, or another replica loads or stops on a chosen GPU.
 
-    The host with the fewest replicas of the model comes first, then one that has the files, then the best fit. Hosts in
-    `avoided`, by name, come into question only if no others do. Best fit of a host's GPUs: those where nothing loads or
+    The host with the fewest replicas of the model comes first, then one that has the files, then the best fit, of those
+    that are not `ruled_out`. Best fit of a host's GPUs: those where nothing loads or
     stops come first, then GPUs without another replica of the model, then those with the least room that is still
     enough.
     """
@@ -356,8 +382,12 @@ def place_replica(
         return _explain_no_host(model, observed)
     if len(observed.hosts) > 1 and (reason := _explain_ambiguous(model, hosts)) is not None:
         return NoRoom(reason)
-    if avoided:
-        hosts = tuple(host for host in hosts if host.name not in avoided) or hosts
+    if ruled_out.barred:
+        hosts = tuple(host for host in hosts if host.name not in ruled_out.barred)
+        if not hosts:
+            return NoRoom("it has failed on every host that it may use, and waits", waiting=True)
+    if ruled_out.avoided:
+        hosts = tuple(host for host in hosts if host.name not in ruled_out.avoided) or hosts
     requirement = requirement_of(model, observed)
     if len(hosts) == 1:
         return _place_on_host(model, hosts[0], requirement, observed, ledger)
@@ -370,9 +400,11 @@ def place_replica(
     if ranked:
         return results[ranked[0][1]][1]
     refusals = [(host, result) for host, result in results if isinstance(result, NoRoom)]
+    # A host whose GPUs cannot be read keeps nobody from making room on another.
+    told = [result for host, result in refusals if host.gpus is not None or not model.gpu_count]
     return NoRoom(
         "; ".join(f"{host.title}: {result.reason}" for host, result in refusals),
-        waiting=any(result.waiting for _, result in refusals),
+        waiting=any(result.waiting for result in told) if told else True,
         is_releasing=all(result.is_releasing for _, result in refusals if result.waiting),
     )
 
@@ -495,7 +527,7 @@ def find_shortage(claims: Mapping[str, int], observed: ObservedState, ledger: Cl
     main_memory_mib = next((mib for key, mib in claims.items() if is_memory_key(key)), 0)
     for host in observed.hosts:
         claimed_mib = ledger.claimed_on(host.memory_key)
-        mib = claims.get(host.memory_key)
+        mib = claims.get(host.memory_key, None if host.name else 0)
         if mib is not None and host.memory_mib is not None and claimed_mib + mib > host.memory_mib:
             free_mib = max(0, host.memory_mib - claimed_mib)
             return f"needs {mib} MiB of main memory; free: {free_mib} of {host.memory_mib} MiB"

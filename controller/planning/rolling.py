@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from controller.planning.model_turn import ModelTurn
-from controller.planning.placement import NoRoom, Placement, avoided_hosts, find_backoff, place_or_wait, place_replica
+from controller.planning.placement import NoRoom, Placement, find_backoff, place_or_wait, place_replica
 from controller.planning.starting import (
     backs_off,
     has_files,
     is_start_checked,
     issue_start,
     place_index,
+    rule_out,
     start_replica,
     wait_for_room,
 )
@@ -114,12 +115,12 @@ def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: Obse
     # One failed probe does not make an engine useless: what has served may serve again.
     is_serving = old_replica.ready_since is not None and old_replica.draining is None
     cause = turn.moving.get(old_replica.name, "the definition was edited")
-    avoided = avoided_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s)
-    placement_alongside = place_replica(model, turn.observed, turn.ledger, avoided)
+    ruled_out = rule_out(turn, model, index)
+    placement_alongside = place_replica(model, turn.observed, turn.ledger, ruled_out)
     placement_instead = placement_alongside
     if isinstance(placement_alongside, NoRoom):
         ledger_instead = turn.ledger.copy_without([old_replica.claims])
-        placement_instead = place_or_wait(model, turn.observed, ledger_instead, avoided)
+        placement_instead = place_or_wait(model, turn.observed, ledger_instead, ruled_out)
     if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
         turn.add_blocked(index, placement_alongside.reason, None)
     elif isinstance(placement_instead, NoRoom):

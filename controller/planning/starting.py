@@ -8,10 +8,11 @@ from controller.planning.placement import (
     ClaimLedger,
     NoRoom,
     Placement,
-    avoided_hosts,
+    RuledOut,
     find_backoff,
     place_or_wait,
     place_sleeper,
+    rule_out_hosts,
     usable_hosts,
 )
 from controller.state import DesiredModel, OpKind, PreflightKey, PullKey, ReplicaId, ReplicaKey
@@ -53,8 +54,12 @@ def place_index(turn: ModelTurn, model: DesiredModel, index: int, ledger: ClaimL
             # It got the room of others, which have not left yet.
             return NoRoom(f"{WAITING_FOR_ROOM}: {placement.reason}", waiting=True)
         return placement
-    avoided = avoided_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s)
-    return place_or_wait(model, turn.observed, ledger, avoided)
+    return place_or_wait(model, turn.observed, ledger, rule_out(turn, model, index))
+
+
+def rule_out(turn: ModelTurn, model: DesiredModel, index: int) -> RuledOut:
+    """Return the hosts on which the start of the replica at `index` is ruled out, by this plan's failures too."""
+    return rule_out_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s, turn.failed_keys)
 
 
 def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
@@ -81,16 +86,23 @@ def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
     """Return whether the replica at `index` has failed on every host that it may use, and must wait before its next
     attempt. If so, note it in the turn as blocked, with the error and the time of the retry. A failure that this same
     plan reports also gives True, but is not noted: only the next plan knows its retry time."""
-    hosts = usable_hosts(model, turn.observed)
-    if turn.failed_keys and all(
-        ReplicaKey(model.name, index, model.spec_hash, host.name) in turn.failed_keys for host in hosts
-    ):
+    if turn.failed_keys and _has_failed_everywhere(turn, model, index):
         return True
     failure = find_backoff(model, index, turn.observed, turn.now)
     if failure is None:
         return False
     turn.add_failure(index, failure)
     return True
+
+
+def _has_failed_everywhere(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
+    """Return whether the replica has failed, by this plan or before, on every host that it may use, and by this plan
+    on one at least."""
+    keys = [ReplicaKey(model.name, index, model.spec_hash, host.name) for host in usable_hosts(model, turn.observed)]
+    earlier = (turn.observed.failures.get(key) for key in keys if key not in turn.failed_keys)
+    return not turn.failed_keys.isdisjoint(keys) and all(
+        failure is not None and failure.must_wait(turn.now) for failure in earlier
+    )
 
 
 def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str) -> None:

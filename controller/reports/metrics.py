@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -102,7 +103,7 @@ class RoundCounts:
                 self._loads.labels(key.model, "failed").inc()
         if not after.desired.paused:
             for action in after.plan.actions:
-                if isinstance(action, Start) and action.id.key in after.observed.failures:
+                if isinstance(action, Start) and replace(action.id.key, host=action.host) in after.observed.failures:
                     self._restarts.labels(action.model).inc()
         new_evictions = after.plan.evicted.keys() - before.plan.evicted.keys()
         for model in new_evictions:

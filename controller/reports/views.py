@@ -45,6 +45,7 @@ from controller.state import (
     IdleSpan,
     ObservedReplica,
     ObservedState,
+    OpKind,
     Phase,
     PreflightKey,
     PreflightResult,
@@ -140,21 +141,29 @@ def _unread_gpu_status(gpu: UnreadGpu, claimed_mib: Mapping[str, int]) -> Unread
 def host_statuses(observed: ObservedState) -> list[HostStatus]:
     """Return the status of each host, by name. Empty for an installation with one host, which has no name."""
     claimed_mib = _sum_claims(observed)
-    return [HostStatus(**_host_fields(host, observed.replicas, claimed_mib)) for host in observed.hosts if host.name]
+    return [HostStatus(**_host_fields(host, observed, claimed_mib)) for host in observed.hosts if host.name]
 
 
 def host_details(host: Host, observed: ObservedState) -> HostDetails:
     """Return a host with its GPUs, and with what runs there and claims memory as of the observation."""
     claimed_mib = _sum_claims(observed)
     return HostDetails(
-        **_host_fields(host, observed.replicas, claimed_mib),
+        **_host_fields(host, observed, claimed_mib),
         gpus=None if host.gpus is None else [_gpu_status(gpu, claimed_mib) for gpu in host.gpus],
         unread_gpus=[_unread_gpu_status(gpu, claimed_mib) for gpu in host.unread_gpus],
     )
 
 
-def _host_fields(host: Host, replicas: Iterable[ObservedReplica], claimed_mib: Mapping[str, int]) -> dict[str, Any]:
+def _host_fields(host: Host, observed: ObservedState, claimed_mib: Mapping[str, int]) -> dict[str, Any]:
     driver = host.driver or GpuDriver()
+    engines = {each.name for each in observed.replicas if each.host == host.name and each.phase is not Phase.EXITED}
+    # Also what is just being started, and not seen yet.
+    known = {each.name for each in observed.replicas}
+    engines |= {
+        name
+        for name, operation in observed.pending.items()
+        if operation.host == host.name and operation.kind is OpKind.START and name not in known
+    }
     return {
         "name": host.name,
         "state": host.state.value,
@@ -172,7 +181,7 @@ def _host_fields(host: Host, replicas: Iterable[ObservedReplica], claimed_mib: M
         "memory_mib": host.memory_mib,
         "claimed_mib": claimed_mib.get(host.memory_key, 0),
         "models_free_mib": host.models_free_mib,
-        "engines": sorted(each.name for each in replicas if each.host == host.name and each.phase is not Phase.EXITED),
+        "engines": sorted(engines),
     }
 
 

@@ -12,7 +12,6 @@ import psutil
 
 from controller.hosts import HostState
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
-from controller.runtimes.cluster.carrier import HostRefusedError, HostSilentError
 from controller.settings import ControllerSettings
 from controller.state import Phase
 
@@ -61,12 +60,16 @@ async def end_replicas(runtime: Runtime, grace_s: float) -> list[str]:
 
 
 async def _end_replica(runtime: Runtime, replica: SeenReplica, grace_s: float) -> bool:
+    """Return whether it has ended. False: its host, one of several, could not do that. Raises
+    RuntimeUnavailableError on an only host."""
     try:
         if replica.phase is Phase.RUNNING:
             await runtime.stop_replica(replica.name, grace_s)
         else:
             await runtime.remove_replica(replica.name)
-    except (HostSilentError, HostRefusedError) as error:
+    except RuntimeUnavailableError as error:
+        if not replica.host:
+            raise
         log.debug("%s is not ended: %s", replica.name, error)
         return False
     return True

@@ -28,7 +28,7 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
 from gateway.protocols.common.large_body import READING_COPIES, WHOLE_COPIES, count_value_bytes
 from gateway.protocols.common.request import parse_object
-from gateway.server.asgi import ClientGoneError, error_headers, read_body
+from gateway.server.asgi import AWAITS_ROOM, ClientGoneError, Scope, error_headers, read_body
 from gateway.server.body_budget import BodyBudget, BodyReservation
 from gateway.server.request_head import without_spare_slashes
 from gateway.settings import MIB
@@ -240,7 +240,7 @@ class HttpRoutes:
         self, body: type[BaseModel] | Mapping[str, Any], max_bytes: int
     ) -> Callable[[Request], AsyncIterator[Any]]:
         async def read(request: Request) -> AsyncIterator[BaseModel | Fields]:
-            memory = _BodyMemory(self._body_budget)
+            memory = _BodyMemory(self._body_budget, request.scope)
             try:
                 fields = await _read_fields(request, max_bytes, memory)
                 yield parse_body(body, fields) if isinstance(body, type) else fields
@@ -253,8 +253,10 @@ class HttpRoutes:
 class _BodyMemory:
     """What one body takes of the memory for large bodies; nothing, if it has at most `LARGE_BYTES` (256 KiB)."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, scope: Scope) -> None:
+        """`scope`: that of the request. The connection sees in it that the client waits for the gateway."""
         self._budget = budget
+        self._scope = scope
         self._room: BodyReservation | None = None
 
     async def claim_room(self, size: int) -> None:
@@ -262,7 +264,7 @@ class _BodyMemory:
         granted = asyncio.Event()
         self._room = self._budget.reserve(READING_COPIES * size, granted.set)
         if not self._room.is_granted:
-            await granted.wait()
+            await self._wait(granted)
 
     async def settle_room(self, body: bytes) -> None:
         """Wait for the room that a body takes when it is decoded. Raises RoundhouseError `body_too_large` if that is
@@ -274,7 +276,14 @@ class _BodyMemory:
             message = f"The body's values would take {size // MIB} MiB of memory: send fewer at a time."
             raise RoundhouseError("body_too_large", message)
         if not self._budget.resize(self._room, size, granted.set):
+            await self._wait(granted)
+
+    async def _wait(self, granted: asyncio.Event) -> None:
+        self._scope[AWAITS_ROOM] = True
+        try:
             await granted.wait()
+        finally:
+            self._scope[AWAITS_ROOM] = False
 
     def give_back(self) -> None:
         """Give back what was claimed, or stop waiting for it. Call once, when the request is over."""

@@ -267,9 +267,11 @@ class AdmissionStage:
         engine.send_attempt(route, endpoint)
 
     def _go_on(self, hooks: Iterator[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
-        """Go on after a pause: with the hooks that are left, or from admission if the table lacks `endpoint` now."""
-        if endpoint in route.endpoints:
-            self._send_after(hooks, endpoint, route)
+        """Go on after a pause: with the hooks that are left, or from admission if the table lacks the replica now."""
+        place = (endpoint.replica, endpoint.base_url, endpoint.token)
+        same = (each for each in route.endpoints if (each.replica, each.base_url, each.token) == place)
+        if (current := next(same, None)) is not None:  # whose figures may be others by now
+            self._send_after(hooks, current, route)
         elif self.ticket is not None:
             self._readmit(self._exchange.services.admission.readmit_ticket)
         else:

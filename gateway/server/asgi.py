@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from contract.errors import RoundhouseError
 from gateway.protocols.api_matrix import error_body
@@ -85,6 +85,10 @@ def limit_body(receive: Receive, limit: int) -> Receive:
     return receive_within_limit
 
 
+AWAITS_ROOM: Final = "roundhouse.awaits_room"
+"""Key of a scope: whether the gateway waits for memory before it reads more of the body."""
+
+
 async def read_body(
     scope: Scope, receive: Receive, limit: int, claim_room: Callable[[int], Awaitable[None]] | None = None
 ) -> bytes:
@@ -105,6 +109,8 @@ async def read_body(
         claim_room = None
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
+        if claim_room is not None and LARGE_BYTES < len(message["body"]) <= limit:
+            await claim_room(len(message["body"]))
         return _check_size(limit, message["body"])
     parts: list[bytes] = []
     size = 0

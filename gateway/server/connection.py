@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from contract.errors import RoundhouseError
-from gateway.server.asgi import Header, error_headers
+from gateway.server.asgi import AWAITS_ROOM, Header, error_headers
 from gateway.server.body_budget import BodyReservation, BodyRoom
 from gateway.server.call import ClientCall, Handler, header_lines, status_line
 from gateway.server.request_reader import ClientLimits, InferenceRoutes, RequestReader, WebSocketOpener
@@ -346,7 +346,7 @@ class ClientConnection(RequestReader):
                 self._refuse_input(self._timeout_error("headers"))
             else:
                 self.transport.close()
-        elif self._room is not None:
+        elif self._room is not None or _awaits_room(current_call):
             self._progress_at = self.loop.time()  # the connection waits for the gateway
         elif _is_incomplete(current_call):
             self._refuse_input(self._timeout_error("body"))
@@ -392,6 +392,11 @@ def last_answer(error: RoundhouseError, request_id: str, default_lines: bytes) -
     lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
     head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
     return status_line(error.entry.status) + default_lines + head + body
+
+
+def _awaits_room(cycle: RequestResponseCycle | ClientCall) -> bool:
+    """Return whether a route of FastAPI waits for memory before it reads more of the body."""
+    return isinstance(cycle, RequestResponseCycle) and bool(cycle.scope.get(AWAITS_ROOM))
 
 
 def _is_incomplete(cycle: RequestResponseCycle | ClientCall | None) -> bool:

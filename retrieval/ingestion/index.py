@@ -277,15 +277,15 @@ class Index:
         await self._store.delete_collection(building.name)
 
     async def _fill(self, collection: Collection) -> None:
-        last = 0
+        last, has_written = 0, False
         while True:
             missing = await self._catalog.read(
                 partial(list_missing, number=collection.number, limit=_AT_ONCE, after=last)
             )
             if not missing:
-                if not last:
+                if not last or not has_written:
                     return
-                last = 0  # from the beginning: an older one may have become visible
+                last, has_written = 0, False  # from the beginning: an older one may have become visible
                 continue
             last = missing[-1]
             written: list[int] = []
@@ -298,6 +298,7 @@ class Index:
                     with contextlib.suppress(*PASSING):  # the first one is raised
                         await self._note_written(collection, written)
                 raise
+            has_written = has_written or bool(written)
             await self._note_written(collection, written)
 
     async def _note_written(self, collection: Collection, versions: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -296,7 +296,10 @@ class DownloadJob:
         partials = {file.path: folder.partial_path(self._record.id, file.path) for file in missing}
 
         def count_missing_bytes() -> int:
-            here = sum(path.stat().st_blocks * 512 for path in partials.values() if path.exists())
+            here = 0
+            for path in partials.values():
+                with suppress(FileNotFoundError):  # not begun, or cancelled just now
+                    here += path.stat().st_blocks * 512
             return sum(file.size for file in missing) - here
 
         with self._tools.room.reserve(count_missing_bytes, folder.measure_free):

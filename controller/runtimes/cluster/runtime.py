@@ -72,15 +72,15 @@ AnyAnswer = TypeVar("AnyAnswer")
 
 @dataclass(slots=True)
 class _KnownHost:
-    """What a host said last, and what was done there since. Times in `asked_at` and `changed` are monotonic, others are
-    Unix times, all by the clocks of the controller."""
+    """What a host said last, and what was done there since. Times are monotonic but for `heard_at`, a Unix time, all by
+    the clocks of the controller."""
 
     seen: HostObservation | None = None
     """Its last word on what runs there. None: it never said one."""
     asked_at: float = 0.0
     """When that was asked for."""
     said_at: float = 0.0
-    """When that arrived."""
+    """When that arrived (monotonic)."""
     replicas: dict[str, SeenReplica] = field(default_factory=dict)
     """What runs there, as seen last, with what was started and ended since."""
     changed: dict[str, tuple[float, SeenReplica | None]] = field(default_factory=dict)
@@ -88,11 +88,13 @@ class _KnownHost:
     shows them."""
     heard_at: float = 0.0
     """When it last answered anything."""
+    word: tuple[float | None, float] = (None, 0.0)
+    """When it was last heard by the carrier, and `heard_at`, as seen last."""
+    word_at: float = field(default_factory=time.monotonic)
+    """When these last changed. Wall clocks may be set back, and may then not hide a silence."""
     problem: str | None = None
     """Why it cannot say what runs there, or may not be used."""
     is_refused: bool = False
-    is_runtime_silent: bool = False
-    """Whether the host answered last that its runtime does not."""
     look: asyncio.Task[None] | None = None
 
     def take_word(self, seen: HostObservation, name: str, asked_at: float) -> None:
@@ -108,9 +110,9 @@ class _KnownHost:
         self.seen, self.asked_at = seen, asked_at
         self.note_problem(None)
 
-    def note_problem(self, problem: str | None, *, is_refused: bool = False, is_runtime_silent: bool = False) -> None:
+    def note_problem(self, problem: str | None, *, is_refused: bool = False) -> None:
         """Note why the host cannot say what runs there; None: it did."""
-        self.problem, self.is_refused, self.is_runtime_silent = problem, is_refused, is_runtime_silent
+        self.problem, self.is_refused = problem, is_refused
 
     def note_change(self, name: str, replica: SeenReplica | None) -> None:
         """Take into account that a replica was started (`replica`) or ended (None) just now."""
@@ -181,13 +183,16 @@ class ClusterRuntime:
         if self._file is None:
             return
         try:
-            self._kept = HostReplicas.model_validate_json(self._file.read_bytes())
+            kept = HostReplicas.model_validate_json(self._file.read_bytes())
+            placed = {host: [_place_replica(each, host) for each in replicas] for host, replicas in kept.hosts.items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             log.warning("what ran on silent hosts is not known: %s cannot be read: %s", self._file, error)
-        for host, replicas in self._kept.hosts.items():
-            self._hosts[host] = _KnownHost(replicas={each.name: _place_replica(each, host) for each in replicas})
+            return
+        self._kept = kept
+        for host, replicas in placed.items():
+            self._hosts[host] = _KnownHost(replicas={each.name: each for each in replicas})
 
     async def _keep_replicas(self) -> None:
         """Write to the file what runs on each host, if it is not what it says."""
@@ -201,12 +206,13 @@ class ClusterRuntime:
         }
         if self._file is None or hosts == self._kept.hosts:
             return
-        self._kept = HostReplicas(hosts=hosts)
+        kept = HostReplicas(hosts=hosts)
         try:
             # Not durable: after a power cut the hosts have to say it anew anyway.
-            content = self._kept.model_dump_json().encode()
+            content = kept.model_dump_json().encode()
             async with self._file_lock:
                 await asyncio.to_thread(write_atomic, self._file, content, durable=False)
+                self._kept = kept
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error)
 
@@ -256,10 +262,11 @@ class ClusterRuntime:
         return carried
 
     def _last_word(self, carried: CarriedHost) -> float:
-        known, now = self._hosts.get(carried.name), self._clock()
-        times = (carried.last_heard or self._began_at, known.heard_at if known is not None else 0.0)
-        # One in the future is of before the clock was set back, and may not hide a silence.
-        return max((each for each in times if each <= now), default=now)
+        """Return the Unix time of the host's last word, by the present clock."""
+        known, now = self._hosts.setdefault(carried.name, _KnownHost()), time.monotonic()
+        if (carried.last_heard, known.heard_at) != known.word:
+            known.word, known.word_at = (carried.last_heard, known.heard_at), now
+        return self._clock() - (now - known.word_at)
 
     def _is_overdue(self, carried: CarriedHost) -> bool:
         return is_silent(self._last_word(carried), True, self._clock(), self._carrier.heartbeat_s)
@@ -323,19 +330,19 @@ class ClusterRuntime:
         try:
             request = ObserveRequest(model_paths=tuple(sorted(paths)))
             seen = await self._ask(host, "observe", request, HostObservation)
-        except RuntimeUnavailableError as error:
+        except (RuntimeUnavailableError, ValueError) as error:
             known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
             return
         if seen.replicas is None:
-            known.note_problem(f"its runtime does not answer: {seen.error}", is_runtime_silent=True)
+            known.note_problem(f"its runtime does not answer: {seen.error}")
             return
         try:
             known.take_word(seen, host, asked_at)
         except ValueError as error:  # of a newer version
             known.note_problem(f"what it says cannot be read: {error}".replace("\n", " "), is_refused=True)
             return
-        known.said_at = self._clock()
-        if time.monotonic() - asked_at > ROUND_WAIT_S:
+        known.said_at = time.monotonic()
+        if known.said_at - asked_at > ROUND_WAIT_S:
             self._notify()  # no round has waited for it
 
     async def read_hosts(self) -> tuple[Host, ...]:
@@ -392,8 +399,10 @@ class ClusterRuntime:
         if abs(seen.schema_version - HOSTS_VERSION) > 1:
             versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"
             return HostState.REFUSED, f"{versions}: give both the same version of Roundhouse", last_word
-        # Where the host answers and its runtime does not, it is not known either what runs there.
-        heard_at = known.said_at if known.is_runtime_silent else last_word
+        heard_at = last_word
+        if known.problem is not None and not self._is_overdue(carried):
+            # Where the host is heard and does not say what runs there, that is not known either.
+            heard_at = now - (time.monotonic() - known.said_at)
         if is_silent(heard_at, known.problem is not None, now, self._carrier.heartbeat_s):
             return HostState.SILENT, known.problem, heard_at
         return HostState.READY, None, heard_at

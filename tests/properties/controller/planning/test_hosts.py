@@ -184,6 +184,8 @@ class Site:
                     if each.silent == "silent" and each.phase is Phase.RUNNING and each.id.key == action.id.key
                 ]
                 assert not held, f"{action} where {held} may serve"
+                failure = self.memory.failures.get(replace(action.id.key, host=action.host))
+                assert failure is None or not failure.must_wait(self.now), f"{action} before its backoff is over"
                 highest = self.memory.attempts.highest_of(action.id.key.text)
                 assert action.id.attempt > highest, "attempts never repeat over hosts"
                 self.memory.note_attempts([action.id])

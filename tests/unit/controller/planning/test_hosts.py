@@ -17,6 +17,7 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Draining,
+    Exit,
     Failure,
     Health,
     ObservedReplica,
@@ -42,14 +43,13 @@ def gpus(host: str, *used: int) -> tuple[Gpu, ...]:
 
 def replica(index: int, host: str, **fields: Any) -> ObservedReplica:
     known: dict[str, Any] = {"health": Health.READY, "ready_since": 5.0, "started_at": 4.0, "base_url": "x"}
-    return ObservedReplica(
-        ReplicaId("m", index, "h"), f"m-{index}-{host}", Phase.RUNNING, 1.0, host=host, **known | fields
-    )
+    known |= {"id": ReplicaId("m", index, "h"), "phase": Phase.RUNNING} | fields
+    return ObservedReplica(name=f"m-{index}-{host}", created_at=1.0, host=host, **known)
 
 
-def place(model: DesiredModel, *hosts: Host, avoided: set[str] | None = None, **fields: Any) -> Placement | NoRoom:
+def place(model: DesiredModel, *hosts: Host, **fields: Any) -> Placement | NoRoom:
     observed = ObservedState(NOW, hosts=hosts, **fields)
-    return place_replica(model, observed, ClaimLedger.of(observed), avoided or ())
+    return place_replica(model, observed, ClaimLedger.of(observed))
 
 
 def planned(
@@ -250,3 +250,38 @@ def test_what_runs_on_a_drained_host_is_replaced_elsewhere_before_it_leaves() ->
     elsewhere = replace(model, hosts=("a",))
     (start,) = planned(elsewhere, replica(0, "a"), replica(1, "b"))
     assert start.reason == "`hosts` does not name host b; the old replica serves until then"
+
+
+def test_who_has_just_failed_is_not_tried_there_again_but_elsewhere() -> None:
+    ended = replica(0, "a", phase=Phase.EXITED, exit=Exit(1))
+    actions = planned(ONE, ended)
+    assert [each.kind for each in actions] == ["remove", "start"]
+    assert starts(actions) == [(0, "b")]
+    waits = Failure(1, NOW - 1, "boom", NOW + 5, 1)
+    assert starts(planned(ONE, ended, failures={ReplicaKey("m", 0, "h", "b"): waits})) == []
+    refused = {PreflightKey("m", "h", "b"): PreflightResult(False, NOW, "no such file")}
+    actions = planned(ONE, failures={ReplicaKey("m", 0, "h", "a"): waits}, preflights=refused)
+    assert actions == (), "the backoff holds although the other host refuses"
+
+
+def test_a_host_whose_gpus_cannot_be_read_keeps_nobody_from_making_room_on_another() -> None:
+    a, b = replace(A, gpus=gpus("a", 900)), replace(B, gpus=None)
+    found = place(replace(ON_GPU, vram_mib=2_000), a, b)
+    assert isinstance(found, NoRoom)
+    assert not found.waiting
+    blind = place(ON_GPU, replace(A, gpus=None), b)
+    assert isinstance(blind, NoRoom)
+    assert blind.waiting
+
+
+def test_after_a_restart_the_later_of_two_at_one_place_stays() -> None:
+    first, later = replica(0, "b"), replica(0, "a", id=ReplicaId("m", 0, "h", 2))
+    (drain,) = planned(ONE, first, later)
+    assert isinstance(drain, Drain)
+    assert drain.name == first.name
+
+
+def test_the_time_to_start_counts_from_the_return_of_the_host() -> None:
+    late = replica(0, "a", health=Health.STARTING, ready_since=None, started_at=NOW - 601)
+    assert [each.kind for each in planned(ONE, late)] == ["stop", "start"]
+    assert planned(ONE, replace(late, returned_at=NOW - 10)) == ()
