@@ -354,3 +354,19 @@ async def test_a_large_body_of_another_route_waits_for_memory_and_may_not_take_a
         assert (await many).refusal[:2] == (413, "body_too_large")
         assert (await one).success["object"] == "conversation"
         await until("nothing is left", lambda: budget.used_bytes == 0)
+
+
+async def test_a_large_body_that_waits_for_memory_is_no_slow_client() -> None:
+    async with gateway_harness(body_memory_mib=4, client_timeout_s=0.3) as gateway:
+        budget = gateway.app.inference.body_budget
+        other = budget.reserve(4 * 1024 * 1024, lambda: None)
+        message = {"type": "message", "role": "user", "content": "x" * 400_000}
+
+        async def make() -> Reply:
+            return await gateway.post("/v1/conversations", items=[message])
+
+        asked = asyncio.create_task(make())
+        await until("it waits", lambda: len(budget._waiting) == 1)
+        await asyncio.sleep(1.0)
+        budget.release(other)
+        assert (await asked).success["object"] == "conversation"

@@ -242,6 +242,9 @@ def test_documents_are_part_of_a_backup(site: Site) -> None:
     assert site.restore("--force").code == ExitCode.DONE
     assert originals_in(state) == ORIGINALS
     assert (state / "retrieval.before-restore" / "catalog.db").exists()
+    (state / "retrieval.before-restore" / "mark").touch()
+    assert site.restore("--force").code == ExitCode.DONE
+    assert (state / "retrieval.before-restore" / "mark").exists(), "what nobody has opened is replaced, not what it was"
 
 
 def test_documents_may_lie_elsewhere_or_be_left_out(site: Site) -> None:
