@@ -362,14 +362,14 @@ class GpuMemoryAnswer(BaseModel):
 
 
 class HostDetails(HostStatus):
-    """One host with its GPUs."""
+    """One host: its state, its main memory, its engines, and each of its GPUs."""
 
     gpus: list[GpuStatus] | None = Field(description="Its GPUs that can be read; null: not known.")
     unread_gpus: list[UnreadGpuStatus] = Field(description="Its GPUs that cannot be read.")
 
 
 class HostList(BaseModel):
-    """All hosts, by name."""
+    """Every host of the installation, in the order of their names."""
 
     hosts: list[HostDetails] = Field(description="The hosts. The only host of an installation has no name.")
     is_cut_off: bool = Field(

@@ -46,7 +46,7 @@ class HostDefinition(Wire):
 
 
 class HostReplicaId(Wire):
-    """As `ReplicaId`."""
+    """Identity of one attempt to run one replica: model, index, spec hash and attempt number, as in `ReplicaId`."""
 
     model: str
     index: int
@@ -55,7 +55,7 @@ class HostReplicaId(Wire):
 
 
 class HostExit(Wire):
-    """As `Exit`."""
+    """How a replica ended: exit code (None: not known), lack of memory, last log lines, as in `Exit`."""
 
     code: int | None = None
     oom: bool = False
@@ -63,7 +63,7 @@ class HostExit(Wire):
 
 
 class HostReplica(Wire):
-    """One replica on the host, as `SeenReplica`."""
+    """One replica that the host's runtime lists, as in `SeenReplica`. `claims`: MiB by GPU uuid, and by `host`."""
 
     id: HostReplicaId
     name: str
@@ -84,7 +84,7 @@ class HostReplicas(HostMessage):
 
 
 class HostGpuProcess(Wire):
-    """As `GpuProcess`."""
+    """A process that uses memory of a GPU, as in `GpuProcess`. `mib`, `name`, `replica` None: not known."""
 
     pid: int
     mib: int | None = None
@@ -93,7 +93,7 @@ class HostGpuProcess(Wire):
 
 
 class HostGpu(Wire):
-    """As `Gpu`."""
+    """One GPU that can be read, or one MIG instance, as in `Gpu`. Sizes are MiB."""
 
     uuid: str
     index: int
@@ -107,7 +107,7 @@ class HostGpu(Wire):
 
 
 class HostUnreadGpu(Wire):
-    """As `UnreadGpu`."""
+    """A GPU that the driver lists and cannot read, with the reason, as in `UnreadGpu`."""
 
     index: int
     reason: str
@@ -117,7 +117,7 @@ class HostUnreadGpu(Wire):
 
 
 class HostGpuDriver(Wire):
-    """As `GpuDriver`."""
+    """The host's NVIDIA driver, as in `GpuDriver`. None in a field: the driver does not report it."""
 
     version: str | None = None
     cuda_version: str | None = None
@@ -132,7 +132,7 @@ class ObserveRequest(HostMessage):
 
 
 class HostObservation(HostMessage):
-    """What runs on a host, and what it has, as in `Host`."""
+    """What runs on a host, and its GPUs and memory, as in `Host`. Sizes are MiB."""
 
     runtime: str
     versions: dict[str, str] = {}
@@ -152,7 +152,7 @@ class HostObservation(HostMessage):
 
 
 class PreflightRequest(HostMessage):
-    """As the arguments of `Runtime.check_preflight`."""
+    """Asks whether a replica of this definition could be started: the arguments of `Runtime.check_preflight`."""
 
     model: str
     definition: HostDefinition
@@ -160,7 +160,7 @@ class PreflightRequest(HostMessage):
 
 
 class PreflightReply(HostMessage):
-    """As `PreflightResult`, without its time."""
+    """Whether the replica could be started, and what stands in the way: `PreflightResult` without its time."""
 
     ok: bool
     error: str | None = None
@@ -175,7 +175,7 @@ class NameRequest(HostMessage):
 
 
 class StartReplicaRequest(HostMessage):
-    """As `StartRequest`."""
+    """Asks for the start of one replica, as in `StartRequest`. `claims`: MiB by GPU uuid, and by `host`."""
 
     id: HostReplicaId
     name: str
@@ -197,7 +197,7 @@ class ReplicaRequest(HostMessage):
 
 
 class RenderRequest(HostMessage):
-    """As the arguments of `Runtime.render_replica`."""
+    """Asks with what a running replica would be started now: the arguments of `Runtime.render_replica`."""
 
     replica: HostReplica
     definition: HostDefinition
@@ -205,14 +205,14 @@ class RenderRequest(HostMessage):
 
 
 class RenderReply(HostMessage):
-    """As `Rendered`. `argv` None: not known."""
+    """The command line and image id with which it would be started now. `argv` None: not known."""
 
     argv: tuple[str, ...] | None = None
     image_id: str | None = None
 
 
 class TextReply(HostMessage):
-    """The last lines of a log."""
+    """The last lines of a replica's log, as one text; empty: there are none."""
 
     text: str = ""
 
@@ -224,7 +224,7 @@ class NamesReply(HostMessage):
 
 
 class LogReply(HostMessage):
-    """As `LogPart`. `cursor` None: no log of that name is known."""
+    """Lines of a replica's log and the position after them, as in `LogPart`. `cursor` None: no such log is known."""
 
     lines: tuple[str, ...] = ()
     cursor: str | None = None

@@ -373,9 +373,8 @@ def place_replica(
     there is no room, no such GPU, the GPUs cannot be read now, or another replica loads or stops on a chosen GPU.
 
     The host with the fewest replicas of the model comes first, then one that has the files, then the best fit, of those
-    that are not `ruled_out`. Best fit of a host's GPUs: those where nothing loads or
-    stops come first, then GPUs without another replica of the model, then those with the least room that is still
-    enough.
+    that are not `ruled_out`. Best fit of a host's GPUs: those where nothing loads or stops come first, then GPUs
+    without another replica of the model, then those with the least room that is still enough.
     """
     hosts = usable_hosts(model, observed)
     if not hosts:
