@@ -176,11 +176,11 @@ class Door:
         head: HeadFacts,
         token: str,
         *,
-        list_hosts: Callable[[], Awaitable[Iterable[KnownHost] | None]],
+        list_hosts: Callable[[], Awaitable[Iterable[KnownHost]]],
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
-        """`list_hosts` returns those that the controller lists, None where it does not answer. `clock` returns Unix
+        """`list_hosts` returns those that the controller lists, and raises DoorError if it cannot. `clock` returns Unix
         time. `say` takes a line for the operator."""
         self._head = head
         self._token = token
@@ -227,10 +227,10 @@ class Door:
             self._joining.pop(request.name, None)
             self._say(f"host {request.name} ({request.address}) has left")
             return JoinReply()
-        hosts = await self._list_hosts()
-        if hosts is None:
-            return JoinReply(refusal="the head's controller does not answer yet", is_passing=True)
-        hosts = list(hosts)
+        try:
+            hosts = list(await self._list_hosts())
+        except DoorError as error:
+            return JoinReply(refusal=str(error), is_passing=True)
         known = {each.name for each in hosts}
         joining = [KnownHost(name, address, "joining") for name, address in self._joining.items() if name not in known]
         refusal = check_request(request, self._head, [*hosts, *joining], self._clock())

@@ -33,6 +33,7 @@ from common.line_writer import LineWriter
 from common.listening import split_listen_address
 from controller import __version__
 from controller.runtimes.base import RuntimeUnavailableError
+from controller.runtimes.cluster.bridge import ENGINES_LABEL
 from controller.runtimes.cluster.door import DoorError, JoinReply, JoinRequest, ask_door
 from controller.runtimes.cluster.host_actor import ADDRESS_VARIABLE, LABELS_VARIABLE, LOCK_NAME, NAME_VARIABLE
 from controller.runtimes.cluster.material import (
@@ -55,10 +56,9 @@ NODE_PORT: Final = 2
 """The ports of a host, from the number of the head's on: Ray's node manager, ..."""
 OBJECT_PORT: Final = 3
 AGENT_PORT: Final = 4
+CLIENT_PORT: Final = 5
 WORKER_PORTS: Final = (10, 49)
 RELAY_PORT: Final = 50
-ENGINES_LABEL: Final = "roundhouse/engines"
-"""Label of Ray's node: `no` on a head that runs no engines."""
 STARTED_S: Final = 40.0
 """Seconds that Ray may take to start."""
 ENDS_S: Final = 8.0
@@ -101,9 +101,9 @@ def build_ray_command(
     port = int(head.rpartition(":")[2])
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     if is_head:
-        # The autoscaler and Ray Client are of no use here, and listen.
+        # The autoscaler is of no use here. Nor is Ray Client, which Ray starts all the same.
         command += ["--head", "--port", str(port), "--include-dashboard", "false", "--no-monitor"]
-        command += ["--ray-client-server-port", "0"]
+        command += ["--ray-client-server-port", str(port + CLIENT_PORT)]
     else:
         command += ["--address", head]
     return [
