@@ -316,6 +316,7 @@ class _Program:
         arguments = self.arguments
         files = sign_host(material, self.state, arguments.name, arguments.address, now=time.time())
         folder = choose_folder(self.state)
+        _end_earlier_actors(folder)
         _prepare_folder(folder, is_head=is_head)
         own = {
             NAME_VARIABLE: arguments.name,
@@ -391,6 +392,17 @@ def _prepare_folder(folder: Path, *, is_head: bool) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(13, f"{folder} is another user's")
+
+
+def _end_earlier_actors(folder: Path) -> None:
+    """Kill what an earlier Ray left of its own: an actor sees its raylet's end late, or never where nobody reaps
+    processes. `folder`: that of Ray's logs, which they have open, and which one Ray at a time uses. Engines go on."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if "".join(process.cmdline()[:1]).startswith("ray::"):
+                files = (str(each.readlink()) for each in Path(f"/proc/{process.pid}/fd").iterdir())
+                if any(each.startswith(f"{folder}/") for each in files):
+                    process.kill()
 
 
 def _read_arguments(argv: Sequence[str]) -> argparse.Namespace:
