@@ -358,6 +358,11 @@ class ControllerSettings(ProgramSettings):
         return self.transfers_url or f"unix:{self.state / TRANSFERS_SOCKET}"
 
     @property
+    def is_ray(self) -> bool:
+        """Whether the hosts are those that joined over Ray."""
+        return any(each.startswith(_RAY) for each in self.hosts)
+
+    @property
     def gateway_hosts(self) -> tuple[str, ...]:
         """Addresses and names that the gateway listens on, at least one."""
         return split_hosts(self.host)

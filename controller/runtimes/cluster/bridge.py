@@ -44,6 +44,8 @@ HUNG_S: Final = 30.0
 """Seconds without a heartbeat after which an actor is ended and made anew, where Ray still reaches its node."""
 AGAIN_S: Final = 0.2
 """Seconds until a host's actor is made again, at first. They double up to `BEAT_S * 8`."""
+ENGINES_LABEL: Final = "roundhouse/engines"
+"""Label of a node: `no` on a head without engines."""
 _LENGTH: Final = struct.Struct("!I")
 
 Frame = Mapping[str, Any]
@@ -97,7 +99,7 @@ class Bridge:
         """Follow Ray's list of nodes, for ever. While its head is lost, the list stays as it was."""
         while True:
             nodes = await asyncio.to_thread(self._ray.nodes)
-            alive = {each["NodeID"] for each in nodes if each["Alive"]}
+            alive = {each["NodeID"] for each in nodes if each["Alive"] and each["Labels"].get(ENGINES_LABEL) != "no"}
             for node in self._hosts.keys() - alive:
                 self._leave(self._hosts.pop(node))
             for node in alive - self._hosts.keys():
