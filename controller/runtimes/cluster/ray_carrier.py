@@ -381,16 +381,29 @@ class RayCarrier:
 
 
 def open_ray_hosts(settings: ControllerSettings, instance: str) -> RayCarrier:
-    """Return a carrier of the hosts that joined the head of Ray that `settings.hosts` names. The bridge inherits Ray's
-    variables from the controller, as `build_ray_environment` returns them. Raises RuntimeUnavailableError if Ray is not
-    installed."""
+    """Return a carrier of the hosts that joined the head of Ray that `settings.hosts` names, on this machine. Token and
+    certificate are those of the state folder, as `roundhouse head` made them. Blocks. Raises RuntimeUnavailableError if
+    Ray is not installed, or they are missing."""
     if find_spec("ray") is None:
         raise RuntimeUnavailableError("ROUNDHOUSE_HOSTS names Ray, which is not installed: install roundhouse[cluster]")
+    from controller.runtimes.cluster.material import (  # its `cryptography` comes with the extra, too
+        MATERIAL_NAME,
+        HostFiles,
+        MaterialError,
+        cluster_folder,
+        read_material,
+    )
+
     state = settings.state.absolute()
+    try:
+        is_insecure = read_material(cluster_folder(state) / MATERIAL_NAME).is_insecure
+    except MaterialError as error:
+        raise RuntimeUnavailableError(f"ROUNDHOUSE_HOSTS names Ray, and this is no head: {error}") from error
+    files = HostFiles.in_state(state)
     return RayCarrier(
         settings.hosts[0].removeprefix("ray:"),
         instance,
-        RAY_VARIABLES,
+        build_ray_environment(files.token, None if is_insecure else (files.certificate, files.key, files.authority)),
         file=state / "hosts" / "joined.json",
         log_file=state / "logs" / "bridge.log",
     )
