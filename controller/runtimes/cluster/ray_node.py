@@ -61,7 +61,7 @@ WORKER_PORTS: Final = (10, 49)
 RELAY_PORT: Final = 50
 STARTED_S: Final = 40.0
 """Seconds that Ray may take to start."""
-ENDS_S: Final = 8.0
+ENDS_S: Final = 3.0
 """Seconds that Ray gets to end."""
 FIRST_WAIT_S: Final = 0.5
 MOST_WAIT_S: Final = 15.0
@@ -191,7 +191,7 @@ class RayNode:
                 running = _list_children(process.pid)
                 seen |= running & self._watched
                 if gone := seen - running:
-                    return f"its {' and '.join(sorted(gone))} has ended"
+                    return f"{' and '.join(sorted(gone))} ended"
                 if loop.time() >= late_at and seen != self._watched:
                     return f"it has not started within {STARTED_S:g} s"
         finally:
@@ -271,8 +271,15 @@ class _Program:
         while not self.stop.is_set():
             with ExitStack() as stack:
                 ports = [each for each in _host_ports(port) if _listen(stack, arguments.address, each)]
+                asking = asyncio.create_task(ask_door(head, port, material.token, self._make_request(ports)))
+                stopping = asyncio.create_task(self.stop.wait())
+                await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if not asking.done():
+                    asking.cancel()
+                    return None
                 try:
-                    reply = await ask_door(head, port, material.token, self._make_request(ports))
+                    reply = asking.result()
                     refusal, is_passing = reply.refusal, reply.is_passing
                 except DoorError as error:
                     refusal, is_passing = str(error), error.is_passing
