@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from cli.options import ControllerUrl, Desired, Json, Models, Runtime, State, read_settings
+from cli.options import ControllerUrl, Desired, Json, Models, Runtime, State, Timeout, read_settings
 from cli.output import CommandError, ExitCode, print_error, print_json, print_line
 from common.listening import LISTENER, take_passed_files
 
@@ -193,6 +193,33 @@ def join(
         return asyncio.run(JoinRun(settings, [spec], announcer, ends_engines=True).run())
     finally:
         os.close(lock)
+
+
+def leave(
+    state: State = None,
+    runtime: Runtime = None,
+    no_drain: Annotated[
+        bool, typer.Option("--no-drain", help="End the engines here at once, with the requests in them.")
+    ] = False,
+    timeout: Timeout = 600.0,
+) -> int:
+    """Take this machine out of the installation that it has joined.
+
+    Drains it, ends `join` and the engines here, has the head forget it, and removes its token and certificate. Exit
+    code 0: it is no host any more. 1: it is none, or the head cannot be asked to drain it. 2: engines are left after
+    --timeout, and it is still a host.
+    """
+    require_ray()
+    from cli.up.hosts import LeaveRun
+    from controller.runtimes.cluster.material import read_membership
+
+    settings = read_settings(state=state, runtime=runtime)
+    if (membership := read_membership(settings.state)) is None:
+        raise CommandError(f"nothing has joined with the state folder {settings.state}; --state names it")
+    code = asyncio.run(LeaveRun(settings, membership, print_error).run(timeout, is_drained=not no_drain))
+    if code is ExitCode.DONE:
+        print_line(f"host {membership.name} has left {membership.head}")
+    return code
 
 
 def require_ray() -> None:
