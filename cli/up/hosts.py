@@ -29,10 +29,12 @@ from cli.up.run import (
     program_specs,
     stop_orphans,
 )
+from cli.up.service import ServiceRun
 from cli.up.supervisor import Announcer, ChildSpec, FatalExit, remove_record
 from controller.runtimes.cluster import door as doors
-from controller.runtimes.cluster.host_actor import JOIN_VARIABLE, LOCK_NAME
+from controller.runtimes.cluster.host_actor import JOIN_VARIABLE, LOCK_NAME, NAME_VARIABLE
 from controller.runtimes.cluster.material import (
+    MATERIAL_NAME,
     HostFiles,
     MaterialError,
     Membership,
@@ -111,14 +113,14 @@ def prepare_head(
         python=platform.python_version(),
         is_insecure=is_insecure,
     )
-    file = cluster_folder(state) / "join.json"
+    file = cluster_folder(state) / MATERIAL_NAME
     if is_insecure:
         announcer.print_note("nothing is encrypted between the hosts (--insecure-private-network)")
     line = f"roundhouse join {place} --token-file {file.name}"
     return HeadSetup(settings, specs, facts, material.token, line)
 
 
-async def serve_head(setup: HeadSetup, run: UpRun, announcer: Announcer) -> int:
+async def serve_head(setup: HeadSetup, run: UpRun | ServiceRun, announcer: Announcer) -> int:
     """Run the programs of a head and its door, and return the exit code. Raises CommandError if the door's address is
     taken."""
 
@@ -131,7 +133,7 @@ async def serve_head(setup: HeadSetup, run: UpRun, announcer: Announcer) -> int:
         where = f"{setup.facts.address}:{setup.facts.port + 1}"
         message = f"cannot listen on {where}: {error.strerror or error}; choose another with --address or --port"
         raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None
-    file = cluster_folder(setup.settings.state.absolute()) / "join.json"
+    file = cluster_folder(setup.settings.state.absolute()) / MATERIAL_NAME
     announcer.print_note(f"who has {file} can run programs on every host: copy it to machines that you trust with that")
     announcer.print_result(
         "head", f"To add a host, copy {file} there and run: {setup.join_line}", command=setup.join_line, file=str(file)
@@ -172,11 +174,11 @@ class _Register:
             await asyncio.sleep(1.0)
 
 
-def trust_words(token_file: Path, head: str) -> tuple[str, ...]:
+def trust_words(token_file: Path, head: str, *, ends_engines: bool) -> tuple[str, ...]:
     """Return what an operator must know before a machine joins, as lines."""
     return (
         f"who has {token_file} can run programs on every host of the installation, and on this machine from now on",
-        f"joining {head}; Ctrl-C ends this, and the engines here",
+        f"joining {head}" + ("; Ctrl-C ends this, and the engines here" if ends_engines else ""),
     )
 
 
@@ -217,6 +219,16 @@ def plan_join(
     return _ray_spec("join", arguments, env)
 
 
+def run_service(settings: ControllerSettings, announcer: Announcer, passed: Sequence[int]) -> int:
+    """Run a head under a supervisor, as `service run` does where the settings name Ray, and return the exit code."""
+    is_insecure = False
+    with suppress(MaterialError):  # it is made now
+        is_insecure = read_material(cluster_folder(settings.state) / MATERIAL_NAME).is_insecure
+    name = os.environ.get(NAME_VARIABLE) or default_name()
+    setup = prepare_head(settings, name, announcer, has_engines=True, is_insecure=is_insecure)
+    return asyncio.run(serve_head(setup, ServiceRun(setup.settings, setup.specs, announcer, passed), announcer))
+
+
 def _ray_spec(role: str, arguments: Sequence[str], env: Mapping[str, str]) -> ChildSpec:
     command = (sys.executable, "-P", "-m", "controller.runtimes.cluster.ray_node", role, *arguments)
     return ChildSpec(RAY_NODE, command, env, RAY_ENDS)
@@ -239,6 +251,10 @@ class JoinRun(SupervisedRun):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_event.set)
+        for record in supervisor.find_children(self._settings.state, RAY_NODE):  # of a run that was killed
+            send_signal(record.process, signal.SIGTERM)
+            if not await supervisor.wait_until_gone(record, supervisor.RAY_ENDS_S):
+                send_signal(record.process, signal.SIGKILL)
         ending = await self._supervisor.run(self._stop_event)
         for child in self._supervisor.children.values():
             child.send_signal(signal.SIGTERM)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
+import time
 
+from cli.admin_client import AdminClient
+from cli.output import CommandError
 from controller.runtimes.cluster.material import MATERIAL_NAME, cluster_folder
 from tests.support.ray_hosts import RayHost, RayHosts, ray_hosts
-from tests.support.wait import eventually
+from tests.support.wait import eventually, until
 
 RAYLET = "raylet/raylet"
 
@@ -25,66 +25,68 @@ class Site:
         for host in (self.head, self.b, self.c):
             (host.folder / "models").mkdir(parents=True)
 
-    def start_head(self) -> subprocess.Popen[bytes]:
+    def start_head(self) -> None:
         desired = self.head.folder / "desired-state"
         desired.mkdir()
         (desired / "models.yaml").write_text("models: {}\n")
-        options = ("--address", self.head.address, "--name", "head", "--runtime", "process")
-        head = self.site.run(self.head, "head", *options)
+        self.site.run(self.head, "head", "--address", self.head.address, "--name", "head", "--runtime", "process")
         file = cluster_folder(self.head.state) / MATERIAL_NAME
         eventually("the token is there", file.exists)
         for host in (self.b, self.c):
             shutil.copy(file, host.folder / "join.json")  # with its mode, 0600
-        return head
 
-    def join(self, host: RayHost, *options: str) -> subprocess.Popen[bytes]:
-        return self.site.run(host, "join", f"{self.head.address}:8093", "--token-file", "join.json", *options)
+    def join(self, host: RayHost, *options: str) -> None:
+        self.site.run(host, "join", f"{self.head.address}:8093", "--token-file", "join.json", *options)
 
-    def ask(self, host: RayHost, *arguments: str) -> str:
-        """Run a command beside what runs on a host, and return what it prints."""
-        first = next(pid for pid in host.pids("-m cli.main") if host.process and pid != host.process.pid)
-        enter = ["nsenter", "--target", str(first), "--net", "--pid", "--mount"]
-        command = [*enter, sys.executable, "-m", "cli.main", *arguments, "--state", str(host.state)]
-        if arguments[0] == "leave":
-            command[len(enter)] = str(self.site.python)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        return done.stdout + done.stderr
+    def end_of(self, host: RayHost, command: str) -> tuple[int, str]:
+        """Wait for the end of a command on a host, and return its exit code and what it has printed."""
+        code = host.folder / f"{command}.code"
+        eventually(f"{command} ends", lambda: code.exists() and code.read_text())
+        return int(code.read_text()), (host.folder / f"{command}.log").read_text()
 
-    def states(self) -> dict[str, str]:
-        """State of each host, as `roundhouse hosts` on the head says."""
-        rows = (line.split() for line in self.ask(self.head, "hosts").splitlines()[1:])
-        return {row[0]: row[1] for row in rows if row[0] in self.site.hosts}
+    async def until(self, what: str, **states: str) -> None:
+        """Wait until the head's controller lists the hosts in these states."""
+
+        async def look() -> bool:
+            try:
+                async with AdminClient(f"unix:{self.head.state}/controller.sock") as client:
+                    return {each.name: each.state for each in (await client.list_hosts()).hosts} == states
+            except CommandError:
+                return False
+
+        began_at = time.monotonic()
+        await until(what, look)
+        print(f"{what}: {time.monotonic() - began_at:.1f} s")
 
 
-def test_a_host_joins_comes_back_and_leaves(tmp_path: Path) -> None:
+async def test_a_host_joins_comes_back_and_leaves() -> None:
     with ray_hosts("head", "b", "c", with_ray=False) as hosts:
         site = Site(hosts)
-        head = site.start_head()
-        join = site.join(site.b, "--name", "b", "--label", "disk=fast")
-        eventually("both are ready", lambda: site.states() == {"head": "ready", "b": "ready"})
+        site.start_head()
+        site.join(site.b, "--name", "b", "--label", "disk=fast")
+        await site.until("both are ready", head="ready", b="ready")
         [first_line, *_] = (site.b.folder / "join.log").read_text().splitlines()
         assert "can run programs on every host" in first_line
 
         # A second one of the name starts nothing, and its state folder is nobody's.
-        assert site.join(site.c, "--name", "b").wait(30) == 1
+        site.join(site.c, "--name", "b")
+        code, words = site.end_of(site.c, "join")
         refusal = f"there is a host b at {site.b.address} already, and it is ready: choose another --name"
-        assert refusal in (site.c.folder / "join.log").read_text()
+        assert (code, refusal in words) == (1, True)
         assert refusal in (site.head.folder / "head.log").read_text()
         assert not (site.c.state / "identity.json").exists()
-        assert not site.c.pids("ray")
 
         raylet = site.b.kill(RAYLET)
         eventually("another one runs", lambda: site.b.pids(RAYLET) not in ([], [raylet]))
-        eventually("it is back", lambda: site.states() == {"head": "ready", "b": "ready"})
+        await site.until("it is back", head="ready", b="ready")
 
-        assert site.ask(site.b, "leave").endswith(f"host b has left {site.head.address}:8093\n")
-        assert join.wait(30) == 0
+        site.site.run(site.b, "leave")
+        assert site.end_of(site.b, "leave") == (0, f"host b has left {site.head.address}:8093\n")
+        assert site.end_of(site.b, "join")[0] == 0
         assert not cluster_folder(site.b.state).exists()
-        eventually("the head has forgotten it", lambda: site.states() == {"head": "ready"})
+        await site.until("the head has forgotten it", head="ready")
 
-        # With the file it may join again, and the head's end leaves nothing behind.
-        site.join(site.b, "--name", "b")
-        eventually("it has joined again", lambda: site.states() == {"head": "ready", "b": "ready"})
-        os.kill(max(site.head.pids("-m cli.main head")), signal.SIGINT)
-        assert head.wait(60) == 0
+        # The head's end leaves nothing behind.
+        os.kill(site.head.pids("-m cli.main head")[-1], signal.SIGINT)
+        assert site.end_of(site.head, "head")[0] == 0
         assert not site.head.pids("ray")

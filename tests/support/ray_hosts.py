@@ -20,6 +20,7 @@ from controller.runtimes.cluster.ray_carrier import RayCarrier, build_ray_enviro
 from tests.support.ci_cache import REPOSITORY, cached_build
 from tests.support.networks import make_certificate, namespace, run_ip
 from tests.support.require import require
+from tests.support.wait import eventually
 
 PORT = 6379
 _AGAIN = 'while :; do "$@"; sleep 0.2; done'
@@ -104,17 +105,31 @@ class RayHosts:
                 [*inside, "sh", "-c", _AGAIN, "supervisor", *ray], env=environment, stdout=log, stderr=log
             )
 
-    def run(self, host: RayHost, *arguments: str, **settings: str) -> subprocess.Popen[bytes]:
-        """Begin to run `roundhouse` with these arguments on a host that `start` has not started, in its folder, where
-        `COMMAND.log` gets what it prints. Nobody reaps processes there. `settings`: further variables."""
-        host.folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "ROUNDHOUSE_RETRIEVAL": "off", **settings}
+    def run(self, host: RayHost, *arguments: str) -> None:
+        """Begin to run `roundhouse` with these arguments on a host that `start` has not started, in its folder. There
+        `COMMAND.log` gets what it prints, and `COMMAND.code` its exit code. Nobody reaps processes there."""
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "ROUNDHOUSE_RETRIEVAL": "off"}
         environment |= {"ROUNDHOUSE_STATE": str(host.state), "ROUNDHOUSE_DOWNLOADS": "off"}
-        inside = ["ip", "netns", "exec", host.network, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        command = [*inside, str(self.python), "-m", "cli.main", *arguments]
-        with (host.folder / f"{arguments[0]}.log").open("wb") as log:
-            host.process = subprocess.Popen(command, env=environment, cwd=host.folder, stdout=log, stderr=log)
-        return host.process
+        command = [str(self.python), "-m", "cli.main", *arguments]
+        if host.process is None:
+            inside = ["ip", "netns", "exec", host.network, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+            host.process = subprocess.Popen([*inside, "sleep", "infinity"])
+            eventually("the host is there", lambda: len(host.pids("sleep infinity")) == 2)
+        [first] = {*host.pids("sleep infinity")} - {host.process.pid}
+        script = f'"$@" >{arguments[0]}.log 2>&1; echo $? >{arguments[0]}.code'
+        enter = [
+            "nsenter",
+            "--target",
+            str(first),
+            "--net",
+            "--pid",
+            "--mount",
+            f"--wd={host.folder}",
+            "setsid",
+            "--fork",
+        ]
+        (host.folder / f"{arguments[0]}.code").unlink(missing_ok=True)
+        subprocess.run([*enter, "sh", "-c", script, "sh", *command], env=environment, check=True)
 
     def carrier(self, instance: str, file: Path) -> RayCarrier:
         """A carrier whose bridge runs on the head."""

@@ -66,7 +66,7 @@ STARTED_S: Final = 40.0
 ENDS_S: Final = 3.0
 """Seconds that Ray gets to end."""
 FIRST_WAIT_S: Final = 0.5
-MOST_WAIT_S: Final = 15.0
+MOST_WAIT_S: Final = 3.0
 """Seconds between two questions at a head that does not answer, at most."""
 _SOCKET_BYTES: Final = 42
 """Length of a folder in which the paths of Ray's sockets are not too long."""
@@ -370,7 +370,10 @@ class _Program:
         )
         watched = {"raylet", "gcs_server"} if is_head else {"raylet"}
         node = RayNode(command, environment, cluster_folder(self.state) / "ray.log", watched)
-        words = await node.run(self.stop)
+        try:
+            words = await node.run(self.stop)
+        finally:
+            _end_earlier_actors(folder)
         if self.stop.is_set():
             return 0
         self.say(f"Ray has ended: {words}")
