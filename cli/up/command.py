@@ -593,10 +593,11 @@ def run(
     from cli.up.service import ServiceRun
     from cli.up.supervisor import Announcer, lock_state
 
-    settings = read_settings(desired=desired, state=state, models=models, runtime="process")
     announcer = Announcer(False)
     if join is not None:
+        settings = read_settings(state=state, models=models)
         return _serve_host(settings, join, _need_token(token_file), host_name, address, label or [], announcer)
+    settings = read_settings(desired=desired, state=state, models=models, runtime="process")
     check_folder(settings.desired)
     lock = lock_state(settings.state)
     try:

@@ -130,7 +130,8 @@ def check_request(request: JoinRequest, head: HeadFacts, hosts: Iterable[KnownHo
     host = f"host {request.name}"
     if HOST_NAME.fullmatch(request.name) is None:
         return f"{request.name!r:.80} is no name of a host: lower case letters, digits, dots and dashes (--name)"
-    if (request.door_version, request.schema_version) != (DOOR_VERSION, HOSTS_VERSION):
+    # An upgrade begins with the head, so that the hosts are one version behind for a while.
+    if request.door_version != DOOR_VERSION or abs(request.schema_version - HOSTS_VERSION) > 1:
         return (
             f"{host} speaks version {request.schema_version} of the hosts' messages (Roundhouse {request.roundhouse}), "
             f"and the head version {HOSTS_VERSION}: install the head's version of Roundhouse there"

@@ -42,6 +42,8 @@ def test_a_host_that_fits_may_join_and_join_again() -> None:
     assert check_request(HOST, HEAD, [], NOW) is None
     again = HOST.model_copy(update={"instance": "abc", "runtime": "process"})
     assert check_request(again, HEAD, [B, KnownHost("c", "10.0.0.3", "ready")], NOW) is None
+    behind = again.model_copy(update={"schema_version": HOSTS_VERSION - 1})
+    assert check_request(behind, HEAD, [B], NOW) is None, "the head was upgraded first"
     moved = HOST.model_copy(update={"address": "10.0.0.9"})
     assert check_request(moved, HEAD, [KnownHost("b", "10.0.0.2", "lost")], NOW) is None
 
@@ -51,7 +53,7 @@ def test_a_host_that_fits_may_join_and_join_again() -> None:
     [
         ({"ray": "2.59.0"}, "Ray is 2.59.0 on host b and 2.60.0 on the head: `pip install ray==2.60.0` there"),
         ({"python": "3.12.1"}, "Python is 3.12.1 on host b and 3.11.7 on the head"),
-        ({"schema_version": HOSTS_VERSION + 1}, f"host b speaks version {HOSTS_VERSION + 1} of the hosts' messages"),
+        ({"schema_version": HOSTS_VERSION + 2}, f"host b speaks version {HOSTS_VERSION + 2} of the hosts' messages"),
         ({"runtime": "docker"}, "the runtime is docker on host b and process on the head"),
         ({"instance": "other"}, "the state folder of host b is of installation other, and the head's is abc"),
         ({"now": NOW + 61}, "the clock of host b is 61 s ahead of the head's"),
