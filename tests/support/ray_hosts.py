@@ -20,6 +20,7 @@ from controller.runtimes.cluster.ray_carrier import RayCarrier, build_ray_enviro
 from tests.support.ci_cache import REPOSITORY, cached_build
 from tests.support.networks import make_certificate, namespace, run_ip
 from tests.support.require import require
+from tests.support.wait import eventually
 
 PORT = 6379
 _AGAIN = 'while :; do "$@"; sleep 0.2; done'
@@ -71,7 +72,7 @@ class RayHosts:
         self.hosts = hosts
         self.folder = folder
         self._hub = hub
-        self._python = cached_build("cluster") / "bin" / "python"
+        self.python = cached_build("cluster") / "bin" / "python"
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
@@ -94,7 +95,7 @@ class RayHosts:
         place = ["--head", "--port", str(PORT), "--include-dashboard", "false"]
         if not host.is_head:
             place = ["--address", f"{self.head.address}:{PORT}"]
-        ray = [str(self._python.with_name("ray")), "start", *place, "--block", "--disable-usage-stats"]
+        ray = [str(self.python.with_name("ray")), "start", *place, "--block", "--disable-usage-stats"]
         ray += ["--node-ip-address", host.address, "--node-name", host.name, "--num-cpus", "0", "--num-gpus", "0"]
         ray += ["--object-store-memory", "80000000", "--include-log-monitor", "false"]
         ray += ["--temp-dir", str(self.folder / host.name)]
@@ -103,6 +104,32 @@ class RayHosts:
             host.process = subprocess.Popen(
                 [*inside, "sh", "-c", _AGAIN, "supervisor", *ray], env=environment, stdout=log, stderr=log
             )
+
+    def run(self, host: RayHost, *arguments: str) -> None:
+        """Begin to run `roundhouse` with these arguments on a host that `start` has not started, in its folder. There
+        `COMMAND.log` gets what it prints, and `COMMAND.code` its exit code. Nobody reaps processes there."""
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "ROUNDHOUSE_RETRIEVAL": "off"}
+        environment |= {"ROUNDHOUSE_STATE": str(host.state), "ROUNDHOUSE_DOWNLOADS": "off"}
+        command = [str(self.python), "-m", "cli.main", *arguments]
+        if host.process is None:
+            inside = ["ip", "netns", "exec", host.network, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+            host.process = subprocess.Popen([*inside, "sleep", "infinity"])
+            eventually("the host is there", lambda: len(host.pids("sleep infinity")) == 2)
+        [first] = {*host.pids("sleep infinity")} - {host.process.pid}
+        script = f'"$@" >{arguments[0]}.log 2>&1; echo $? >{arguments[0]}.code'
+        enter = [
+            "nsenter",
+            "--target",
+            str(first),
+            "--net",
+            "--pid",
+            "--mount",
+            f"--wd={host.folder}",
+            "setsid",
+            "--fork",
+        ]
+        (host.folder / f"{arguments[0]}.code").unlink(missing_ok=True)
+        subprocess.run([*enter, "sh", "-c", script, "sh", *command], env=environment, check=True)
 
     def carrier(self, instance: str, file: Path) -> RayCarrier:
         """A carrier whose bridge runs on the head."""
@@ -115,7 +142,7 @@ class RayHosts:
             self.environment,
             file=file,
             log_file=self.folder / "bridge.log",
-            command=(*enter, str(self._python), "-m", "controller.runtimes.cluster.bridge"),
+            command=(*enter, str(self.python), "-m", "controller.runtimes.cluster.bridge"),
         )
 
     def cut(self, host: RayHost) -> None:
@@ -128,9 +155,9 @@ class RayHosts:
 
 
 @contextmanager
-def ray_hosts(*names: str) -> Iterator[RayHosts]:
-    """Make hosts of these names, the first one the head, and start them all. Removes them with everything in them.
-    Skips where they cannot be made."""
+def ray_hosts(*names: str, with_ray: bool = True) -> Iterator[RayHosts]:
+    """Make hosts of these names, the first one the head, and start Ray on them all, or with `with_ray` False nothing.
+    Removes them with everything in them. Skips where they cannot be made."""
     require("cluster", (cached_build("cluster") / ".ready").exists(), "Ray is not installed: run .ci/cluster once")
     require("cluster", os.geteuid() == 0, "namespaces need root")
     number = secrets.token_hex(2)
@@ -154,7 +181,8 @@ def ray_hosts(*names: str) -> Iterator[RayHosts]:
         site = RayHosts(hosts, folder, hub)
         for host in hosts.values():
             stack.callback(host.end)
-            site.start(host)
+            if with_ray:
+                site.start(host)
         yield site
 
 

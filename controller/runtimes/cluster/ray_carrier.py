@@ -88,6 +88,8 @@ class _KeptHost(BaseModel):
     labels: dict[str, str] = {}
     node: str = ""
     is_expelled: bool = False
+    join: str = ""
+    """The run of `roundhouse join` that it came from."""
 
 
 class _KeptHosts(BaseModel):
@@ -361,11 +363,15 @@ class RayCarrier:
         name, node = frame["name"], frame["node"]
         host = self._hosts.setdefault(name, _RayHost(_KeptHost()))
         is_new = host.kept.node != node
+        join = frame.get("join", "")
         kept = host.kept.model_copy(
             update={
                 "address": frame["address"],
                 "labels": frame["labels"],
                 "node": node,
+                "join": join,
+                # Who was forgotten comes back by a join that began after that, and not by itself.
+                "is_expelled": host.kept.is_expelled and join == host.kept.join,
                 "since": self._clock() if is_new else host.kept.since,
             }
         )
