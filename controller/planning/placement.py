@@ -230,8 +230,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why a replica cannot be placed now. `waiting`: it can be once others have loaded, stopped or released memory, or
-    once the GPUs can be read again; nobody needs to act. False: nothing that is under way makes room for it."""
+    """Why a replica cannot be placed now. `waiting`: it may be later without an edit or an eviction: once others have
+    loaded, stopped or released memory, a host answers again or can read its GPUs again, or a backoff is over. False:
+    nothing that is under way makes room for it; so, too, where a host can read some of its GPUs and not all."""
 
     reason: str
     waiting: bool = False
@@ -414,7 +415,7 @@ def _place_on_best_host(
     return NoRoom(
         "; ".join(f"{host.title}: {result.reason}" for host, result in refusals),
         waiting=any(result.waiting for result in told) if told else True,
-        is_releasing=all(result.is_releasing for _, result in refusals if result.waiting),
+        is_releasing={result.is_releasing for _, result in refusals if result.waiting} == {True},
     )
 
 
