@@ -46,7 +46,6 @@ MORE_PARAMETERS: Final = {
     "gateway/server/call.py: ClientCall": 8,
 }
 PORTS: Final = {
-    "controller/runtimes/cluster/carrier.py: HostCarrier",  # hosts in this process, until one goes over a network
     # One implementation, and no fake: what one side may not import of the other.
     "gateway/server/websocket.py: MessageSession",  # the gateway does not know the assistant, which speaks there
     "assistant/storage/responses.py: ResponseRun",  # the store does not know the hooks, whose runs it keeps
