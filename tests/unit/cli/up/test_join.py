@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from cli.admin_client import AdminClient
 from cli.app import run
-from cli.output import ExitCode
+from cli.output import CommandError, ExitCode
 from cli.up import command
+from cli.up.hosts import ControllerRegister
 from cli.up.service import render_unit
+from controller.runtimes.cluster.door import DoorError
 from controller.runtimes.cluster.material import ensure_material
+from controller.runtimes.cluster.runtime import NO_HOST
+from controller.settings import load_settings
 from tests.unit.cli.service.test_install import USER_UNIT
 
 
@@ -77,3 +82,18 @@ def test_the_unit_of_a_host_joins() -> None:
     lines = render_unit(replace(USER_UNIT, arguments=arguments)).splitlines()
     [start] = [line for line in lines if line.startswith("ExecStart=")]
     assert start.endswith(' service run "--join" "10.0.0.1:8093" "--token-file" "/root/a b$$.json"')
+
+
+async def test_a_head_that_never_heard_a_host_lets_the_first_one_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = f"the controller refused: {NO_HOST}: none has joined."
+
+    async def list_hosts(_: object) -> None:
+        raise CommandError(problem)
+
+    monkeypatch.setattr(AdminClient, "list_hosts", list_hosts)
+    register = ControllerRegister(load_settings())
+    assert await register.list_hosts() == []
+    problem = "the controller refused: the controller has not made its first observation yet."
+    with pytest.raises(DoorError) as refused:
+        await register.list_hosts()
+    assert refused.value.is_passing
