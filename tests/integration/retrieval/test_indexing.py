@@ -331,6 +331,22 @@ async def test_a_build_does_not_go_on_for_ever_with_a_collection_that_was_made_a
         assert await harness.texts("fox") == ["A fox."]
 
 
+async def test_a_document_whose_version_is_not_there_keeps_no_build_from_its_end(tmp_path: Path) -> None:
+    """As a damaged catalog has it: a build looked for the version again and again, without a pause."""
+    async with retrieval_harness(tmp_path) as harness:
+        await harness.add("A fox.", "d")
+        dangling = (
+            "INSERT INTO documents (tenant, space, id, created_at, live, newest) VALUES ('t', '', 'x', 1, 99, 99)"
+        )
+        await harness.retrieval.catalog.write(lambda db: db.execute(dangling))
+        index = harness.retrieval.index
+        name = present(index.active).name
+        await asyncio.wait_for(index.reindex(), 10)
+        assert (present(index.active).name != name, index.building) == (True, None)
+        await index.fill()
+        assert await harness.texts("fox") == ["A fox."]
+
+
 TEXT = "A fox.\n\nA dog.\n\nA cat."
 
 
