@@ -252,6 +252,21 @@ async def test_what_was_filled_before_a_failure_is_not_written_again(
         assert sorted(texts for _, texts, _ in models.requests) == [[f"Fox {number}."] for number in (7, 8, 9)]
 
 
+async def test_what_was_filled_before_a_defect_is_known_at_the_next_start(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as harness:
+        for number in range(3):
+            await harness.add(f"Fox {number}.", str(number))
+
+    def fail(points: Sequence[Point]) -> None:
+        if points[0].text == "Fox 2.":
+            raise RuntimeError("a defect")
+
+    async with retrieval_harness(tmp_path, store=MemoryVectorStore(on_upsert=fail)) as harness:
+        await asyncio.wait_for(harness.retrieval.has_failed.wait(), 10)
+        harness.retrieval.has_failed.clear()  # as was wanted
+        assert harness.retrieval.index.missing == 1
+
+
 async def test_a_document_that_the_model_refuses_is_in_no_reindex_s_way(tmp_path: Path) -> None:
     models = FakeModels()
     async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
