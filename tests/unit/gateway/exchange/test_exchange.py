@@ -518,7 +518,7 @@ async def test_header_lines_that_fail_keep_no_slot(site: Site, monkeypatch: pyte
     future = new_future()
     client = site.open(ExchangeHooks(before_send=(pause_on(future),)))
     client.exchange.answer.lines = b""
-    monkeypatch.setattr(Exchange, "set_header_lines", lambda *_: {}["a defect"])
+    monkeypatch.setattr(Exchange, "set_header_lines", lambda *_: dict[str, None]()["a defect"])
     client.exchange.fail_request(REFUSED)
     assert (client.exchange.is_ended, site.services.admission.slots_in_use) == (True, {})
     assert not client.connection.transport.is_open
@@ -652,6 +652,7 @@ class Recorder:
         self.told: list[str] = []
         self.client: Any = self
         self.handler: Any = self
+        self.is_client_full = False
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.told.append(name)
@@ -660,7 +661,6 @@ class Recorder:
 def test_the_pace_of_the_client_is_the_rounds() -> None:
     """A client that reads slowly slows the round down that is under way, and the next one too."""
     exchange, first, second = Recorder(), Recorder(), Recorder()
-    exchange.is_client_full = False
     client = RoundClient(exchange)  # type: ignore[arg-type]
     client.follow_client()
     assert exchange.handler is client
