@@ -310,7 +310,8 @@ class ClusterRuntime:
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
         await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if all(each.seen is None for each in self._hosts.values()):
-            problems = "; ".join(sorted(each.problem for each in self._hosts.values() if each.problem is not None))
+            known_problems = sorted((name, each.problem) for name, each in self._hosts.items() if each.problem)
+            problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)
             raise RuntimeUnavailableError(f"no host answers: {problems or 'none has joined'}")
         await self._keep_replicas()
         return [replica for _, known in sorted(self._hosts.items()) for replica in known.replicas.values()]
@@ -332,7 +333,8 @@ class ClusterRuntime:
             request = ObserveRequest(model_paths=tuple(sorted(paths)))
             seen = await self._ask(host, "observe", request, HostObservation)
         except (RuntimeUnavailableError, ValueError) as error:
-            known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
+            # A reason is a sentence without its subject.
+            known.note_problem(str(error).removeprefix(f"host {host} "), is_refused=isinstance(error, HostRefusedError))
             return
         except Exception as error:
             log.exception("the look at host %s failed", host)
