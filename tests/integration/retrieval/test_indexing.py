@@ -216,6 +216,15 @@ async def test_what_is_deleted_or_replaced_before_its_flush_is_never_visible(tmp
         assert harness.retrieval.pipeline.published == 2
 
 
+async def test_a_program_that_can_publish_nothing_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.ingestion.pipeline.flush_delay_s", lambda *_, **__: dict[str, float]()["a defect"])
+    async with retrieval_harness(tmp_path, fails=True) as harness:
+        await harness.request("POST", "/v1/documents", {"text": "A fox."}, tenant="alice")
+        await asyncio.wait_for(harness.retrieval.has_failed.wait(), 10)
+
+
 async def test_a_lost_index_is_filled_with_a_flush_for_many_documents(tmp_path: Path) -> None:
     async with retrieval_harness(tmp_path) as harness:
         for number in range(20):
