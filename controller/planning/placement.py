@@ -230,8 +230,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why a replica cannot be placed now. `waiting`: it can be once others have loaded, stopped or released memory, or
-    once the GPUs can be read again; nobody needs to act. False: nothing that is under way makes room for it."""
+    """Why a replica cannot be placed now. `waiting`: it may be later without an edit or an eviction: once others have
+    loaded, stopped or released memory, a host answers again or can read its GPUs again, or a backoff is over. False:
+    nothing that is under way makes room for it; so, too, where a host can read some of its GPUs and not all."""
 
     reason: str
     waiting: bool = False
@@ -291,7 +292,8 @@ def explain_never_fits(model: DesiredModel, observed: ObservedState) -> str | No
     """Return, as the second half of a sentence, why a replica of the model has no room on any host whatever is
     unloaded: what it needs, what there is, and what to do. None: it has room, or its memory or some GPU is not known.
     Of `observed`, what runs and is in use does not count, nor whether a host answers now."""
-    if model.gpu_count and (not observed.gpus or observed.unread_gpus):
+    is_unread = any(host.gpus is None or host.unread_gpus for host in observed.hosts)
+    if model.gpu_count and (is_unread or not observed.gpus):
         return None
     hosts = tuple(replace(host, state=HostState.READY) for host in free_hosts(observed.hosts))
     ledger = ClaimLedger(unified_gpus=unified_keys(hosts))
@@ -411,11 +413,10 @@ def _place_on_best_host(
     refusals = [(host, result) for host, result in results if isinstance(result, NoRoom)]
     # A host whose GPUs cannot be read keeps nobody from making room on another.
     told = [result for host, result in refusals if host.gpus is not None or not model.gpu_count]
-    waiting = [result for _, result in refusals if result.waiting]
     return NoRoom(
         "; ".join(f"{host.title}: {result.reason}" for host, result in refusals),
         waiting=any(result.waiting for result in told) if told else True,
-        is_releasing=bool(waiting) and all(result.is_releasing for result in waiting),
+        is_releasing={result.is_releasing for _, result in refusals if result.waiting} == {True},
     )
 
 
