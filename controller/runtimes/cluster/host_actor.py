@@ -69,6 +69,7 @@ class HostActor:
     async def _open_service(self, instance: str) -> str | None:
         from common.atomic_write import narrow_files
         from controller.runtimes import open_runtime, read_memory_limit
+        from controller.runtimes.cluster.carrier import repeat_work
         from controller.runtimes.cluster.host_service import HostService
         from controller.settings import load_settings
 
@@ -84,7 +85,7 @@ class HostActor:
         memory_mib, is_limited = read_memory_limit(settings)
         models = settings.models.absolute()
         self._service = HostService(runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_limited)
-        self._watch = asyncio.create_task(self._follow_runtime())
+        self._watch = asyncio.create_task(repeat_work(self._follow_runtime, "following the runtime", 1.0))
         return None
 
     async def _take_lock(self, path: Path, instance: str) -> str | None:
