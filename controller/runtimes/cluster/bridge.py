@@ -40,7 +40,7 @@ ASK_S: Final = 10.0
 """Seconds that a node may take to make its actor, and the actor to say who the host is."""
 CONNECT_S: Final = 30.0
 """Seconds that Ray may take to connect."""
-HUNG_S: Final = 30.0
+HUNG_S: Final = 60.0
 """Seconds without a heartbeat after which an actor is ended and made anew, where Ray still reaches its node."""
 LOOK_S: Final = 1.0
 """Seconds after which Ray's list of nodes is late."""
@@ -67,6 +67,10 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     except (OSError, asyncio.IncompleteReadError):
         return None
     return frame
+
+
+class _NameTakenError(Exception):
+    """Another host of the same name answers."""
 
 
 class _Host:
@@ -140,6 +144,8 @@ class Bridge:
                 log.warning("the actor of %s is lost: %s", host.name or host.node, str(error).strip().splitlines()[0])
                 if host.name is not None and isinstance(error, self._ray.exceptions.ActorDiedError):
                     self._send({"kind": "gone", "name": host.name})
+            except _NameTakenError as error:
+                log.warning("%s", error)
             except Exception:
                 log.exception("host %s", host.name or host.node)
             host.is_open, host.is_asked = False, True
@@ -152,7 +158,7 @@ class Bridge:
             hello = json.loads(await host.actor.open_host.remote(self._instance))
         taken = self._find_host(hello["name"])
         if taken is not None and taken is not host and time.monotonic() - taken.heard_at < 3 * self._heartbeat_s:
-            raise ValueError(f"node {host.node} has the name of {taken.node}, which answers")
+            raise _NameTakenError(f"node {host.node} has the name of {taken.node}, which answers")
         host.name, host.is_asked = hello["name"], True
         hello["versions"] = {**hello.get("versions", {}), "ray": self._ray.__version__}
         self._send({"kind": "host", "node": host.node, **hello})

@@ -32,8 +32,10 @@ LOCK_NAME: Final = "host.lock"
 """In the state folder: held by the one actor that may act there. It holds the installation's name."""
 LOCK_WAIT_S: Final = 5.0
 """Seconds for which an earlier actor may hold the lock: it ends with its raylet."""
-KEPT_S: Final = 600.0
+KEPT_S: Final = 300.0
 """Seconds for which the answer of a request is kept, for a controller whose bridge has died meanwhile."""
+KEPT_BYTES: Final = 4096
+"""Length of an answer above which it is not kept: only requests that read have those, and may be done again."""
 
 
 class HostActor:
@@ -127,9 +129,12 @@ class HostActor:
         task = self._requests.get(key)
         if task is None:
             task = self._requests[key] = asyncio.create_task(self._service.answer_request(method, payload))
-            loop = asyncio.get_running_loop()
-            task.add_done_callback(lambda _: loop.call_later(KEPT_S, self._requests.pop, key, None))
+            task.add_done_callback(lambda task: self._keep_answer(key, task))
         return await asyncio.shield(task)
+
+    def _keep_answer(self, key: str, task: asyncio.Task[bytes]) -> None:
+        is_kept = not task.cancelled() and len(task.result()) <= KEPT_BYTES
+        asyncio.get_running_loop().call_later(KEPT_S if is_kept else 0.0, self._requests.pop, key, None)
 
 
 def read_own_environment() -> frozenset[str]:
