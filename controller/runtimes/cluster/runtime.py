@@ -47,17 +47,14 @@ from controller.runtimes.base import (
     StartError,
     StartRequest,
 )
-<<<<<<< HEAD
 from controller.runtimes.cluster.carrier import (
     CarriedHost,
     CarrierDownError,
     HostCarrier,
     HostRefusedError,
     HostSilentError,
+    repeat_work,
 )
-=======
-from controller.runtimes.cluster.carrier import CarriedHost, HostCarrier, HostRefusedError, HostSilentError, repeat_work
->>>>>>> main
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
 from controller.state import Phase, PreflightResult
 
