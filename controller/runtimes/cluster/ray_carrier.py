@@ -23,7 +23,13 @@ from pydantic import BaseModel, ValidationError
 from common.atomic_write import write_atomic
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.cluster.bridge import Frame, pack_frame, read_frame
-from controller.runtimes.cluster.carrier import CarriedHost, CarrierDownError, HostRefusedError, HostSilentError
+from controller.runtimes.cluster.carrier import (
+    CarriedHost,
+    CarrierDownError,
+    HostRefusedError,
+    HostSilentError,
+    repeat_work,
+)
 from controller.settings import ControllerSettings
 
 log = logging.getLogger(__name__)
@@ -163,7 +169,7 @@ class RayCarrier:
     async def start(self) -> None:
         """Start the bridge, and wait for it, not for a host."""
         await asyncio.to_thread(self._read_file)
-        self._running = asyncio.create_task(self._run_bridges())
+        self._running = asyncio.create_task(repeat_work(self._run_bridges, "the bridge to Ray", AGAIN_S))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._has_seen.wait(), OPENING_S)
 
