@@ -57,7 +57,11 @@ class Site:
                 return False
 
         began_at = time.monotonic()
-        await until(what, look)
+        try:
+            await until(what, look, 120)
+        except AssertionError as error:
+            logs = [each.read_text() for each in self.site.folder.glob("host-*/*.log")]
+            raise AssertionError("\n".join([str(error), *logs])) from None
         print(f"{what}: {time.monotonic() - began_at:.1f} s")
 
 

@@ -278,6 +278,10 @@ class _Program:
 
     async def _run_host(self) -> int:
         material = read_material(Path(self.arguments.token_file))
+        ports = _host_ports(split_head(self.arguments.head)[1])
+        if (problem := _find_taken(self.arguments.address, ports)) is not None:
+            self.say(f"Ray cannot listen on {problem}, whose number follows from the head's: end what uses it")
+            return EXIT_ADDRESS
         reply = await self._ask(material)
         if reply is None:
             return 0
