@@ -1,0 +1,220 @@
+"""Keeps the relay of a host running, tells it the replicas, and tells the controller where the relay has them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from common.atomic_write import write_atomic
+from contract.hosts import EngineTls, HostReplica
+from controller.runtimes.cluster import host_relay
+
+log = logging.getLogger(__name__)
+
+DOMAIN: Final = "roundhouse.internal"
+TABLE_NAME: Final = "relay.json"
+OWN_PORTS: Final = 1000
+"""Ports after the relay's own that replicas get where there is no TLS."""
+LOOK_S: Final = 0.2
+"""Seconds between two looks whether the relay runs."""
+LONGEST_WAIT_S: Final = 5.0
+"""Seconds before a relay that ends at once is started again, at most."""
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFiles:
+    """Paths of what TLS needs on a side of the relay: the authority's certificate, one's own, and its key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def describe(self, server_name: str) -> EngineTls:
+        """Return how a program that can read these files opens connections."""
+        return EngineTls(
+            server_name=server_name,
+            authority=str(self.authority),
+            certificate=str(self.certificate),
+            key=str(self.key),
+        )
+
+
+def list_relay_names(host: str) -> tuple[str, str]:
+    """Return the names that the certificate of a host must have so that its relay may show it."""
+    return f"*.{host}.{DOMAIN}", host_relay.CHECK_NAME
+
+
+def name_server(replica: str, host: str) -> str:
+    """Return the server name of a replica. It is another one for each start of it."""
+    label = replica if _LABEL.fullmatch(replica) else f"r-{hashlib.sha256(replica.encode()).hexdigest()[:40]}"
+    return f"{label}.{host}.{DOMAIN}"
+
+
+class RelayKeeper:
+    """Keeps the relay of this host running. The relay outlives it, as engines do: whoever comes next finds it. Use one
+    object in one event loop, and one for a folder."""
+
+    def __init__(self, folder: Path, host: str, address: str, port: int, files: RelayFiles | None) -> None:
+        """`folder`: where its table and its log are; it must exist. `address` and `port`: where the relay listens, at
+        which the controller and the gateway reach it. `files` None: without TLS; then the relay has a port of its own
+        for each replica, after `port`."""
+        self.address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self.is_insecure = files is None
+        self._host = host
+        self._place = (address, port)
+        self._files = files
+        self._path = folder / TABLE_NAME
+        self._replicas: dict[str, tuple[str, int, int]] = {}
+        """Host and port of each engine by server name, and the port that it has here (0: the relay's)."""
+        self._last_port = port
+        self._written: bytes | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to keep the relay running. A second call does nothing."""
+        if self._task is None:
+            await asyncio.to_thread(self._read_table)
+            await self._write_table()
+            self._task = asyncio.create_task(self._keep_running())
+
+    async def publish(self, replicas: Sequence[HostReplica]) -> tuple[HostReplica, ...]:
+        """Tell the relay which replicas there are, and return them with the address at which it has them. Raises
+        OSError if the table cannot be written."""
+        await self.start()
+        addresses = {name_server(each.name, self._host): _split(each.base_url) for each in replicas if each.base_url}
+        before, self._replicas = self._replicas, {}
+        kept = {name: before[name] for name in addresses if name in before}
+        for name, (engine_host, engine_port) in sorted(addresses.items()):
+            own_port = kept[name][2] if name in kept else self._choose_port(kept.values())
+            self._replicas[name] = kept[name] = (engine_host, engine_port, own_port)
+        await self._write_table()
+        return tuple(self._translate(each) for each in replicas)
+
+    def _translate(self, replica: HostReplica) -> HostReplica:
+        if replica.base_url is None:
+            return replica
+        name = name_server(replica.name, self._host)
+        if self._files is not None:
+            changes = {"base_url": f"https://{self.address}", "tls": EngineTls(server_name=name)}
+        else:
+            changes = {"base_url": f"http://{self.address.rpartition(':')[0]}:{self._replicas[name][2]}"}
+        return replica.model_copy(update=changes)
+
+    def _choose_port(self, taken: Iterable[tuple[str, int, int]]) -> int:
+        """Return the port for a further replica. One that was just given back comes last."""
+        if self._files is not None:
+            return 0
+        first, used = self._place[1] + 1, {each[2] for each in taken}
+        for step in range(OWN_PORTS):
+            port = first + (self._last_port + 1 - first + step) % OWN_PORTS
+            if port not in used:
+                self._last_port = port
+                return port
+        raise OSError(f"all {OWN_PORTS} ports of the relay are taken")
+
+    def _read_table(self) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            for name, (host, port, own_port) in json.loads(self._path.read_bytes())["replicas"].items():
+                if bool(own_port) is self.is_insecure:
+                    self._replicas[name] = (host, port, own_port)
+
+    async def _write_table(self) -> None:
+        content = await asyncio.to_thread(self._render_table)
+        if content != self._written or not self._path.exists():
+            await asyncio.to_thread(write_atomic, self._path, content, durable=False)
+            self._written = content
+
+    def _render_table(self) -> bytes:
+        files, (address, port) = self._files, self._place
+        paths = [] if files is None else [files.authority, files.certificate, files.key]
+        # What is new of these, another relay must read.
+        parts = [path.read_bytes() for path in (Path(host_relay.__file__), *paths)]
+        fields = {
+            "address": address,
+            "port": port,
+            "authority": None if files is None else str(files.authority),
+            "certificate": None if files is None else str(files.certificate),
+            "key": None if files is None else str(files.key),
+            "digest": hashlib.sha256(b"\0".join(parts)).hexdigest(),
+            "replicas": self._replicas,
+        }
+        return json.dumps(fields, indent=1).encode()
+
+    async def _keep_running(self) -> None:
+        wait_s = began_at = 0.0
+        while True:
+            if self._has_ended() and self._is_unlocked():
+                began_at = asyncio.get_running_loop().time()
+                await asyncio.sleep(wait_s)
+                wait_s = min(LONGEST_WAIT_S, wait_s * 2 or LOOK_S)
+                try:
+                    await self._spawn()
+                    log.info("started the relay at %s", self.address)
+                except OSError as error:
+                    log.warning("the relay cannot be started: %s", error)
+            elif wait_s and asyncio.get_running_loop().time() - began_at > 2 * LONGEST_WAIT_S:
+                wait_s = 0.0
+            await asyncio.sleep(LOOK_S)
+
+    def _has_ended(self) -> bool:
+        if self._process is not None and self._process.returncode is not None:
+            if self._process.returncode:
+                log.warning("the relay at %s has ended: %s", self.address, self.read_problem())
+            self._process = None
+        return self._process is None
+
+    def _is_unlocked(self) -> bool:
+        """Return whether no relay listens, of this keeper or of an earlier one."""
+        with self._path.with_suffix(".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    async def _spawn(self) -> None:
+        log_path = self._path.with_suffix(".log")
+        with log_path.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                host_relay.__file__,
+                str(self._path),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def read_problem(self) -> str:
+        """Return the last line that the relay has logged. Blocks."""
+        with suppress(OSError):
+            lines = self._path.with_suffix(".log").read_text(errors="replace").splitlines()
+            return lines[-1] if lines else "it said nothing"
+        return "it has no log"
+
+    async def close(self) -> None:
+        """Stop to keep it running. It runs on as long as there are engines; without any it ends."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            if not self._replicas:
+                await asyncio.to_thread(self._path.unlink, missing_ok=True)
+
+
+def _split(url: str | None) -> tuple[str, int]:
+    parts = urlsplit(url or "")
+    return parts.hostname or "", parts.port or 80
