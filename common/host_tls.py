@@ -4,9 +4,9 @@ names.
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
+from pathlib import Path
 from typing import Any, TypedDict
 
 from contract.hosts import EngineTls
@@ -31,7 +31,7 @@ class HostContexts:
         own. Blocks for some milliseconds when a file is new. Raises OSError if a file cannot be read or is no
         certificate."""
         paths = (tls.authority, tls.certificate, tls.key)
-        stamps = tuple(os.stat(path).st_mtime_ns for path in paths)
+        stamps = tuple(Path(path).stat().st_mtime_ns for path in paths)
         known = self._contexts.get(paths)
         if known is None or known[0] != stamps:
             context = ssl.create_default_context(cafile=tls.authority)

@@ -177,6 +177,18 @@ class ControllerSettings(ProgramSettings):
         description="Seconds without a word from a host after which it counts as lost, and others take over its "
         "models. Only with several hosts.",
     )
+    host_relay_port: int | None = Field(
+        None,
+        ge=1,
+        le=64535,
+        description="TCP port of each host's relay, through which the head reaches the engines there; without TLS the "
+        "1000 ports after it, too. Default: 9443 on hosts that joined, and none for hosts on this machine.",
+    )
+    insecure_private_network: bool = Field(
+        False,
+        description="Whether nothing between the head and its hosts is encrypted, as `--insecure-private-network` "
+        "says: only for a network that nobody else is in.",
+    )
     retrieval: ServesRetrieval = True
     downloads: Literal["on", "off"] | None = Field(
         None,

@@ -85,7 +85,13 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
         from controller.runtimes.cluster.runtime import ClusterRuntime
 
         carrier = open_local_hosts(settings, instance, *read_memory_limit(settings))
-        return ClusterRuntime(carrier, kind="process", file=settings.state.absolute() / "hosts" / "replicas.json")
+        state, files = settings.state.absolute(), None
+        if settings.host_relay_port is not None and not settings.insecure_private_network:
+            from controller.runtimes.cluster.material import HostFiles
+
+            files = HostFiles.in_state(state)
+        file = state / "hosts" / "replicas.json"
+        return ClusterRuntime(carrier, kind="process", file=file, relay_files=files)
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
         from controller.runtimes.docker.runtime import DockerOptions, open_docker

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Collection
 from typing import NamedTuple
 
+from common.host_tls import HostContexts, watch_peer
 from contract.routing import Endpoint
 from gateway.upstream.connection import (
     ConnectionPool,
@@ -77,6 +78,7 @@ class EngineClient:
         system's certificate authorities. `pool` None: a pool of its own; `close` closes a given pool as well."""
         self._connect_timeout_s = connect_timeout_s
         self._ssl_context = ssl_context
+        self._host_contexts = HostContexts()
         self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
         self._routes: dict[int, _EngineRoute] = {}
         self._connect_tasks: dict[asyncio.Task[None], _Connecting] = {}
@@ -216,14 +218,21 @@ class EngineClient:
         return EngineRefusedError()
 
     async def _open_connection(self, origin: Origin[EngineConnection]) -> EngineConnection:
-        tls, host, port = origin.address
-        if tls and self._ssl_context is None:
+        tls, host, port, through = origin.address
+        if tls and through is None and self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()
+        context = self._ssl_context if through is None else self._host_contexts.find_context(through)
         connection = EngineConnection(origin, self._pool)
         try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection, host, port, ssl=self._ssl_context if tls else None
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                host,
+                port,
+                ssl=context if tls else None,
+                server_hostname=None if through is None else through.server_name,
             )
+            if through is not None:
+                watch_peer(transport)
         except BaseException:
             connection.give_up()
             raise

@@ -8,8 +8,8 @@ Without TLS each replica has a port of its own.
     python -I host_relay.py TABLE     serves until TABLE is gone, or tells it to listen otherwise
 
 TABLE is a JSON file that is only ever replaced as a whole (`relay_keeper` writes it); it is looked at before each
-connection, so that it is never stale. Beside it lies `TABLE.lock`, which the one that listens has locked. Imports nothing
-of the project, so that it is back soon after it was killed.
+connection, so that it is never stale. Beside it lies `TABLE.lock`, which the one that listens has locked. Imports
+nothing of the project, so that it is back soon after it was killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import resource
 import signal
 import socket
@@ -35,7 +34,7 @@ import uvloop
 log = logging.getLogger("host_relay")
 
 CHECK_NAME: Final = "relay.roundhouse.internal"
-"""Server name of which the relay itself answers with `CHECK_WORD`, and closes: for those that ask whether it is there."""
+"""Server name with which the relay itself answers `CHECK_WORD`, and closes: for those that ask whether it is there."""
 CHECK_WORD: Final = b"roundhouse relay\n"
 HANDSHAKE_S: Final = 10.0
 """Seconds after which a handshake that has not ended is given up."""
@@ -323,7 +322,7 @@ class Relay:
             for server in self._servers.values():
                 server.close()
         ends_at = time.monotonic() + RETIRED_S
-        while self._clients and self._path.exists() and time.monotonic() < ends_at:
+        while self._clients and self._path.exists() and time.monotonic() < ends_at:  # noqa: ASYNC110 # of three things
             await asyncio.sleep(LOOK_S)
         for client in self._clients:
             client.transport.abort()
@@ -366,7 +365,7 @@ class Relay:
     def _look(self) -> Table | None:
         """Return the table as it is now; None: it is gone."""
         try:
-            status = os.stat(self._path)
+            status = self._path.stat()
             stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
             if stamp != self._stamp:
                 self._table = Table.parse(self._path.read_bytes())
@@ -463,7 +462,7 @@ def main() -> int:
     try:
         uvloop.run(_main(Path(sys.argv[1])))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.error("%s", error)
+        log.error("%s", error)  # noqa: TRY400 # the keeper reads the last line
         return 1
     return 0
 

@@ -14,6 +14,7 @@ from typing import Final
 from controller.runtimes.base import Runtime
 from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, HostSilentError
 from controller.runtimes.cluster.host_service import HostService
+from controller.runtimes.cluster.relay_keeper import RelayKeeper, list_relay_names
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings
 
@@ -173,6 +174,7 @@ class LocalCarrier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for host in self._hosts.values():
+            await host.service.close()
             await host.service.runtime.close()
 
     # For tests.
@@ -194,12 +196,33 @@ def open_local_hosts(
     """Return a carrier of the hosts of `settings.hosts`, each with a ProcessRuntime, with a folder below `hosts` in the
     state folder and a loopback address of its own: 127.0.0.2 and so on. All have the same models folders, and each has
     `memory_mib` of main memory, and the GPUs of this machine: where there are some, let models of one host use them.
-    Raises OSError if a folder cannot be made."""
+    With `settings.host_relay_port` each has a relay. Raises OSError if a folder cannot be made."""
     models, services, addresses, folders = settings.models.absolute(), {}, {}, {}
     for number, name in enumerate(settings.hosts, start=2):
         folders[name] = folder = settings.state.absolute() / "hosts" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         addresses[name] = address = f"127.0.0.{number}"
         runtime = ProcessRuntime(instance, folder, models, log_mib=settings.engine_log_mib, host=address)
-        services[name] = HostService(runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited)
+        relay = _open_relay(settings, instance, name, address, folder)
+        services[name] = HostService(
+            runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited, relay=relay
+        )
     return LocalCarrier(services, addresses=addresses, folders=folders)
+
+
+def _open_relay(
+    settings: ControllerSettings, instance: str, name: str, address: str, folder: Path
+) -> RelayKeeper | None:
+    """Return the relay of a host, with certificates of a host that joined."""
+    port, state = settings.host_relay_port, settings.state.absolute()
+    if port is None:
+        return None
+    if settings.insecure_private_network:
+        return RelayKeeper(folder, name, address, port, None)
+    from controller.runtimes.cluster.material import HostFiles, ensure_material, write_host_files  # the extra `cluster`
+
+    material = ensure_material(state, instance, is_insecure=False, now=time.time())
+    for place, names in ((state, ("head",)), (folder, list_relay_names(name))):
+        if not HostFiles.in_state(place).key.exists():
+            write_host_files(material, place, names, [address], now=time.time())
+    return RelayKeeper(folder, name, address, port, HostFiles.in_state(folder))

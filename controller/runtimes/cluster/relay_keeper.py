@@ -8,17 +8,21 @@ import hashlib
 import json
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from common.atomic_write import write_atomic
+from common.host_tls import HostContexts
 from contract.hosts import EngineTls, HostReplica
 from controller.runtimes.cluster import host_relay
+
+if TYPE_CHECKING:  # it needs the extra `cluster`, which hosts of one machine are without
+    from controller.runtimes.cluster.material import HostFiles
 
 log = logging.getLogger(__name__)
 
@@ -28,27 +32,21 @@ OWN_PORTS: Final = 1000
 """Ports after the relay's own that replicas get where there is no TLS."""
 LOOK_S: Final = 0.2
 """Seconds between two looks whether the relay runs."""
+CHECK_S: Final = 3.0
+"""Seconds in which a relay must answer that it is there."""
 LONGEST_WAIT_S: Final = 5.0
 """Seconds before a relay that ends at once is started again, at most."""
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True)
-class RelayFiles:
-    """Paths of what TLS needs on a side of the relay: the authority's certificate, one's own, and its key."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-    def describe(self, server_name: str) -> EngineTls:
-        """Return how a program that can read these files opens connections."""
-        return EngineTls(
-            server_name=server_name,
-            authority=str(self.authority),
-            certificate=str(self.certificate),
-            key=str(self.key),
-        )
+def describe_tls(files: HostFiles, server_name: str) -> EngineTls:
+    """Return how a program on the head, with these files, opens connections through a relay."""
+    return EngineTls(
+        server_name=server_name,
+        authority=str(files.authority),
+        certificate=str(files.certificate),
+        key=str(files.key),
+    )
 
 
 def list_relay_names(host: str) -> tuple[str, str]:
@@ -62,11 +60,35 @@ def name_server(replica: str, host: str) -> str:
     return f"{label}.{host}.{DOMAIN}"
 
 
+async def check_relay(address: str, files: HostFiles | None, contexts: HostContexts) -> str | None:
+    """Return why a host's relay cannot be used from here, a sentence without its subject; None: it answers. `address`:
+    with the port. `files` None: without TLS."""
+    host, _, port = address.rpartition(":")
+    where, remedy = f"its relay at {address}", f"let this machine connect to TCP port {port} there"
+    try:
+        async with asyncio.timeout(CHECK_S):
+            tls = None if files is None else contexts.list_options(describe_tls(files, host_relay.CHECK_NAME))
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), **(tls or {}))
+            try:
+                word = await reader.read(len(host_relay.CHECK_WORD))
+            finally:
+                writer.transport.abort()
+    except TimeoutError:
+        return f"{where} does not answer: {remedy}"
+    except OSError as error:
+        if "SSL" in type(error).__name__:
+            return f"{where} and this machine do not accept each other's certificate ({error}): join the host anew"
+        return f"{where} cannot be reached ({error.strerror or error}): {remedy}"
+    if word != host_relay.CHECK_WORD:
+        return f"what answers at {address} is not its relay: free that port there"
+    return None
+
+
 class RelayKeeper:
     """Keeps the relay of this host running. The relay outlives it, as engines do: whoever comes next finds it. Use one
     object in one event loop, and one for a folder."""
 
-    def __init__(self, folder: Path, host: str, address: str, port: int, files: RelayFiles | None) -> None:
+    def __init__(self, folder: Path, host: str, address: str, port: int, files: HostFiles | None) -> None:
         """`folder`: where its table and its log are; it must exist. `address` and `port`: where the relay listens, at
         which the controller and the gateway reach it. `files` None: without TLS; then the relay has a port of its own
         for each replica, after `port`."""
@@ -80,7 +102,7 @@ class RelayKeeper:
         """Host and port of each engine by server name, and the port that it has here (0: the relay's)."""
         self._last_port = port
         self._written: bytes | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -161,7 +183,7 @@ class RelayKeeper:
                 await asyncio.sleep(wait_s)
                 wait_s = min(LONGEST_WAIT_S, wait_s * 2 or LOOK_S)
                 try:
-                    await self._spawn()
+                    self._process = await asyncio.to_thread(self._spawn)
                     log.info("started the relay at %s", self.address)
                 except OSError as error:
                     log.warning("the relay cannot be started: %s", error)
@@ -170,8 +192,8 @@ class RelayKeeper:
             await asyncio.sleep(LOOK_S)
 
     def _has_ended(self) -> bool:
-        if self._process is not None and self._process.returncode is not None:
-            if self._process.returncode:
+        if self._process is not None and (code := self._process.poll()) is not None:
+            if code:
                 log.warning("the relay at %s has ended: %s", self.address, self.read_problem())
             self._process = None
         return self._process is None
@@ -185,18 +207,12 @@ class RelayKeeper:
                 return False
         return True
 
-    async def _spawn(self) -> None:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         log_path = self._path.with_suffix(".log")
         with log_path.open("wb") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                host_relay.__file__,
-                str(self._path),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+            argv = [sys.executable, "-I", host_relay.__file__, str(self._path)]
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
     def read_problem(self) -> str:

@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import signal
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -20,10 +18,11 @@ import pytest
 
 from common.host_tls import HostContexts
 from contract.hosts import EngineTls, HostReplica, HostReplicaId
-from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD, MOST_HANDSHAKES
+from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD
 from controller.runtimes.cluster.material import ensure_material, write_host_files
-from controller.runtimes.cluster.relay_keeper import RelayFiles, RelayKeeper, list_relay_names
+from controller.runtimes.cluster.relay_keeper import RelayKeeper, describe_tls, list_relay_names
 from tests.support.ports import free_port
+from tests.support.relays import find_relay
 from tests.support.wait import until
 
 HOST = "127.0.0.7"
@@ -77,24 +76,17 @@ class Site:
     def __init__(self, folder: Path, *, is_insecure: bool = False) -> None:
         self.folder = folder
         material = ensure_material(folder, "i", is_insecure=False, now=time.time())
-        written = write_host_files(material, folder, list_relay_names("b"), [HOST], now=time.time())
-        self.files = RelayFiles(written.authority, written.certificate, written.key)
+        self.files = write_host_files(material, folder, list_relay_names("b"), [HOST], now=time.time())
         self.port = free_port()
         self.keeper = RelayKeeper(folder, "b", HOST, self.port, None if is_insecure else self.files)
-        self.context = HostContexts().find_context(self.files.describe(""))
+        self.context = HostContexts().find_context(describe_tls(self.files, ""))
 
     async def publish(self, *replicas: HostReplica) -> tuple[HostReplica, ...]:
         return await self.keeper.publish(replicas)
 
     def pid(self) -> int | None:
         """Process of the relay that listens."""
-        path = self.folder / "relay.lock"
-        inode = path.stat().st_ino
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) == inode:
-                return int(fields[4])
-        return None
+        return find_relay(self.folder)
 
     async def open(self, tls: EngineTls | None, **options: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         name = tls.server_name if tls is not None else CHECK_NAME
