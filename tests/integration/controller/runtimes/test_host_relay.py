@@ -8,19 +8,22 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from common.host_tls import HostContexts
 from contract.hosts import EngineTls, HostReplica, HostReplicaId
-from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD
+from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD, MOST_HANDSHAKES
 from controller.runtimes.cluster.material import ensure_material, write_host_files
-from controller.runtimes.cluster.relay_keeper import RelayKeeper, describe_tls, list_relay_names
+from controller.runtimes.cluster.relay_keeper import RelayKeeper, check_relay, describe_tls, list_relay_names
 from tests.support.ports import free_port
 from tests.support.relays import find_relay
 from tests.support.wait import until
@@ -43,9 +46,17 @@ class Engine:
     taken: list[bytes] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     connections: int = 0
+    is_reading: asyncio.Event = field(default_factory=asyncio.Event)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    def kill(self) -> None:
+        for each in self.writers:
+            each.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
+        await self.is_reading.wait()
         try:
             while data := await reader.read(65536):
                 self.taken.append(data)
@@ -64,6 +75,7 @@ class Engine:
 @contextlib.asynccontextmanager
 async def engine(answer: bytes | None = None) -> AsyncIterator[Engine]:
     served = Engine(answer=answer)
+    served.is_reading.set()
     server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
     served.port = server.sockets[0].getsockname()[1]
     async with server:
@@ -142,3 +154,201 @@ async def test_the_server_name_chooses_the_replica_and_bytes_arrive_as_they_were
         await until("the other one is asked", lambda: two.taken == [b"x"])
         writer.transport.abort()
         await until("an abort reaches the engine", lambda: two.ends)
+
+
+async def test_strangers_and_unknown_names_are_refused_in_the_handshake(site: Site, tmp_path: Path) -> None:
+    async with engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        assert there.tls is not None
+        with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
+            await site.open(EngineTls(server_name="rh-2.b.roundhouse.internal"))
+        # A certificate of another authority, and none.
+        bare = ssl.create_default_context(cafile=site.files.authority)
+        for own in (None, Site(tmp_path / "other").files):
+            if own is not None:
+                bare.load_cert_chain(own.certificate, own.key)
+            with pytest.raises(ssl.SSLError, match="ALERT"):
+                await ask(site, there.tls, bare)
+        await site.publish()
+        with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
+            await site.open(there.tls)
+        assert one.connections == 0
+
+
+async def test_a_replica_that_is_gone_closes_its_connections_at_once(site: Site) -> None:
+    async with engine() as one:
+        there, gone = await site.publish(replica("rh-1", one.port), replica("rh-2", free_port()))
+        reader, _ = await site.open(gone.tls)
+        assert await reader.read() == b""
+        reader, writer = await site.open(there.tls)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        one.kill()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
+    """Of TLS the same, by its own end; Python's streams cannot send that alone."""
+    site = Site(tmp_path, is_insecure=True)
+    async with running(site), engine(b"answer" * 100_000) as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        assert (there.base_url, there.tls) == (f"http://{HOST}:{site.port + 1}", None)
+        reader, writer = await until("its port is open", lambda: connect(site.port + 1))
+        writer.write(b"question")
+        writer.write_eof()
+        assert await reader.read() == b"answer" * 100_000
+        assert one.taken == [b"question"]
+        # A further relay of this host knows the ports of the one before.
+        await site.keeper.close()
+        later = RelayKeeper(tmp_path, "b", HOST, site.port, None)
+        first, second = await later.publish([replica("rh-1", one.port), replica("rh-2", one.port)])
+        assert (first.base_url, second.base_url) == (there.base_url, f"http://{HOST}:{site.port + 2}")
+        (third,) = await later.publish([replica("rh-3", one.port)])
+        assert third.base_url == f"http://{HOST}:{site.port + 3}", "not one that was just given back"
+        await later.close()
+
+
+async def test_tls_ends_in_one_direction_at_a_time(site: Site) -> None:
+    async with engine(b"answer" * 100_000) as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        assert there.tls is not None
+        assert await asyncio.to_thread(ask_and_end, site, there.tls, b"question") == b"answer" * 100_000
+        assert one.taken == [b"question"]
+        assert one.ends == ["end"]
+
+
+async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site: Site) -> None:
+    async with engine(bytes(80_000_000)) as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        assert there.tls is not None
+        before = resident_mib(site)
+        reader, writer = await site.open(there.tls)
+        one.is_reading.clear()
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 80_000_000:
+                writer.write(bytes(1_000_000))
+                await asyncio.wait_for(writer.drain(), 0.3)
+                sent += 1_000_000
+        assert sent < 40_000_000
+        assert resident_mib(site) - before < 20
+        one.is_reading.set()
+        await writer.drain()
+        writer.transport.abort()
+        del reader
+        await until("the engine sees the end", lambda: one.ends)
+
+
+async def test_another_keeper_finds_the_relay_and_a_new_certificate_replaces_it(site: Site, tmp_path: Path) -> None:
+    async with engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        reader, writer = await site.open(there.tls)
+        pid = site.pid()
+        await site.keeper.close()
+        site.keeper = RelayKeeper(tmp_path, "b", HOST, site.port, site.files)
+        assert await site.publish(replica("rh-1", one.port)) == (there,)
+        assert (await site.is_up(), site.pid()) == (True, pid)
+        material = ensure_material(tmp_path, "i", is_insecure=False, now=time.time())
+        write_host_files(material, tmp_path, list_relay_names("b"), [HOST], now=time.time())
+        await site.publish(replica("rh-1", one.port))
+        await until("another one listens", lambda: site.pid() not in (None, pid))
+        await until("it answers", site.is_up)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x", "what was open goes on in the old one"
+
+
+async def test_handshakes_that_stand_still_keep_nobody_out(site: Site) -> None:
+    async with engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        idle = [await asyncio.open_connection(HOST, site.port) for _ in range(MOST_HANDSHAKES + 5)]
+        reader, writer = await site.open(there.tls)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        for early, _ in idle[:5]:
+            with contextlib.suppress(ConnectionError):
+                assert await early.read() == b"", "the oldest gave way"
+        for _, each in idle:
+            each.transport.abort()
+
+
+async def test_hundreds_of_connections_pipe_at_once(site: Site) -> None:
+    async with engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        opened = []
+        for _ in range(4):
+            opened += await asyncio.gather(*(site.open(there.tls) for _ in range(100)))
+        for number, (_, writer) in enumerate(opened):
+            writer.write(b"%05d" % number)
+        for number, (reader, writer) in enumerate(opened):
+            assert await reader.readexactly(5) == b"%05d" % number
+            writer.transport.abort()
+        await until("the engine sees all ends", lambda: len(one.ends) == len(opened))
+
+
+async def test_a_relay_that_does_not_answer_is_said_with_its_port(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    found = await check_relay(site.keeper.address, site.files, HostContexts())
+    where = f"its relay at {HOST}:{site.port}"
+    assert found is not None
+    assert found.startswith(f"{where} cannot be reached (")
+    assert found.endswith(f"): let this machine connect to TCP port {site.port} there")
+    async with engine() as other:
+        found = await check_relay(f"127.0.0.1:{other.port}", site.files, HostContexts())
+    assert found is not None
+    assert "do not accept each other's certificate" in found
+
+
+async def test_a_relay_that_cannot_listen_is_tried_again(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    server = await asyncio.start_server(Engine().serve, HOST, site.port)
+    async with server:
+        await site.keeper.start()
+        await until("it says why", lambda: "already in use" in site.keeper.read_problem())
+    async with running(site):
+        assert await check_relay(site.keeper.address, site.files, HostContexts()) is None
+
+
+async def ask(site: Site, tls: EngineTls, context: ssl.SSLContext) -> bytes:
+    """Open, send and read: with TLS 1.3 a client learns only then that its certificate was refused."""
+    reader, writer = await site.open(tls, context=context)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    return await reader.read()
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    try:
+        return await asyncio.open_connection(HOST, port)
+    except ConnectionError:
+        return None
+
+
+def ask_and_end(site: Site, tls: EngineTls, question: bytes) -> bytes:
+    """Send a question, and the end of TLS, and read to the other end."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    channel = site.context.wrap_bio(incoming, outgoing, server_hostname=tls.server_name)
+    answer = b""
+    with socket.create_connection((HOST, site.port)) as connection:
+
+        def turn(step: Callable[[], Any]) -> Any:
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    connection.sendall(outgoing.read())
+                    data = connection.recv(65536)
+                    incoming.write(data) if data else incoming.write_eof()
+
+        turn(channel.do_handshake)
+        channel.write(question)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            channel.unwrap()
+        connection.sendall(outgoing.read())
+        with contextlib.suppress(ssl.SSLZeroReturnError):
+            while part := turn(lambda: channel.read(65536)):
+                answer += part
+    return answer
+
+
+def resident_mib(site: Site) -> float:
+    return psutil.Process(site.pid()).memory_info().rss / 2**20
