@@ -61,7 +61,9 @@ async def _start(secret: str) -> AsyncIterator[tuple[Target, psutil.Process]]:
         tls = describe_tls(files, there.tls.server_name)
         relayed = Endpoint(replica="relayed-0", base_url=there.base_url, tls=tls)
         models = [route(DIRECT, [url], **more), route(RELAYED, **more).model_copy(update={"endpoints": (relayed,)})]
-        await controller.publish(*models, keys=declared_keys(secret))
+        await controller.publish(
+            *models, keys=[key.model_copy(update={"models": None}) for key in declared_keys(secret)]
+        )
         pid = await until("the relay runs", lambda: find_relay(folder))
         await until("the gateway answers", lambda: _answers(gateway, secret))
         yield gateway, psutil.Process(pid)
