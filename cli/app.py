@@ -28,6 +28,8 @@ _SECTIONS: Final[Mapping[str, Sequence[Callable[..., object] | typer.Typer]]] = 
     "Serve": (
         up.up,
         up.down,
+        up.head,
+        up.join,
         pull.serve,
         chat.chat,
         chat.run,

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -80,6 +81,124 @@ def up(
         return asyncio.run(run.run())
     finally:
         os.close(lock)
+
+
+HEAD_PORT = 8093
+"""Port of Ray's head by default. The others follow it (docs/cluster.md)."""
+HostName = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Name of this host; default: the machine's name.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="IP", help="Address at which the other machines reach this one; default: found."),
+]
+
+
+def head(
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+    host: Host = None,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option("--gateway-port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on."),
+    ] = None,
+    name: HostName = None,
+    address: Address = None,
+    port: Annotated[
+        int,
+        typer.Option("--port", metavar="PORT", min=1024, max=64000, help="Port of Ray's head; the others follow it."),
+    ] = HEAD_PORT,
+    no_engines: Annotated[bool, typer.Option("--no-engines", help="Run no engines on this machine.")] = False,
+    insecure_private_network: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-private-network",
+            help="Encrypt nothing between the hosts: for a network that nobody else is on.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Serve the models as `up` does, on this machine and on every host that joins.
+
+    Prints the command with which another machine joins. The file that it names lets whoever has it run programs on
+    every host. Ctrl-C ends everything, also the engines on other hosts. Exit codes: those of `up`.
+    """
+    require_ray()
+    from cli.up.hosts import check_address, default_name, find_address, join_place, prepare_head, serve_head
+    from cli.up.run import UpRun, drop_programs_without_packages, lock_and_check
+    from cli.up.supervisor import Announcer, listen_at
+
+    options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host}
+    own_address = check_address(address) if address is not None else find_address("192.0.2.1")
+    hosts = f"ray:{join_place(own_address, port)}"
+    settings = read_settings(**options, port=gateway_port, hosts=hosts)
+    check_folder(settings.desired)
+    check_models(settings.models)
+    lock = lock_and_check(settings.state)
+    try:
+        listeners = listen_at(settings.gateway_hosts, settings.port)
+        settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})
+        announcer = Announcer(as_json)
+        settings = drop_programs_without_packages(settings, announcer)
+        setup = prepare_head(
+            settings,
+            name or default_name(),
+            announcer,
+            has_engines=not no_engines,
+            is_insecure=insecure_private_network,
+        )
+        run = UpRun(setup.settings, setup.specs, announcer)
+        run.hold_listeners(listeners)
+        return asyncio.run(serve_head(setup, run, announcer))
+    finally:
+        os.close(lock)
+
+
+def join(
+    head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="Address of the head, as it prints it.")],
+    token_file: Annotated[
+        Path, typer.Option("--token-file", metavar="FILE", help="The head's `join.json`, copied to this machine.")
+    ],
+    name: HostName = None,
+    address: Address = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="Label that `hosts` of a model may name; may be repeated."),
+    ] = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+    as_json: Json = False,
+) -> int:
+    """Make this machine a host of an installation, in the foreground.
+
+    Joins again whenever the connection or the head is lost, for ever. Ctrl-C ends it and the engines here. Exit code 0:
+    ended by Ctrl-C or a signal. 1: the head refuses this machine. 4: the state folder is in use. 5: a port is taken.
+    """
+    require_ray()
+    from cli.up.hosts import JoinRun, plan_join, trust_words
+    from cli.up.run import lock_and_check
+    from cli.up.supervisor import Announcer
+
+    settings = read_settings(state=state, models=models, runtime=runtime)
+    announcer = Announcer(as_json)
+    spec = plan_join(settings, head, token_file, name, address, label or [], os.environ)
+    check_models(settings.models)
+    for line in trust_words(token_file, head):
+        announcer.print_note(line)
+    lock = lock_and_check(settings.state)
+    try:
+        return asyncio.run(JoinRun(settings, [spec], announcer, ends_engines=True).run())
+    finally:
+        os.close(lock)
+
+
+def require_ray() -> None:
+    """Raise CommandError unless Ray and what else several hosts need is installed."""
+    if any(find_spec(each) is None for each in ("ray", "cryptography")):
+        raise CommandError("several hosts need Ray: `pip install 'roundhouse[cluster]'` brings it")
 
 
 def check_folder(desired: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from controller.runtimes.base import Runtime
 from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, HostSilentError
 from controller.runtimes.cluster.host_service import HostService
-from controller.runtimes.cluster.relay_keeper import RelayKeeper, list_relay_names
+from controller.runtimes.cluster.relay_keeper import list_relay_names, open_relay
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings
 
@@ -203,26 +203,21 @@ def open_local_hosts(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         addresses[name] = address = f"127.0.0.{number}"
         runtime = ProcessRuntime(instance, folder, models, log_mib=settings.engine_log_mib, host=address)
-        relay = _open_relay(settings, instance, name, address, folder)
+        relay = open_relay(settings, folder, name, address)
         services[name] = HostService(
             runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited, relay=relay
         )
+    if settings.host_relay_port is not None and not settings.insecure_private_network:
+        _sign_hosts(settings, instance, folders)
     return LocalCarrier(services, addresses=addresses, folders=folders)
 
 
-def _open_relay(
-    settings: ControllerSettings, instance: str, name: str, address: str, folder: Path
-) -> RelayKeeper | None:
-    """Return the relay of a host, with certificates of a host that joined."""
-    port, state = settings.host_relay_port, settings.state.absolute()
-    if port is None:
-        return None
-    if settings.insecure_private_network:
-        return RelayKeeper(folder, name, address, port, None)
+def _sign_hosts(settings: ControllerSettings, instance: str, folders: Mapping[str, Path]) -> None:
+    """Write certificates as of a head and of hosts that joined, where there are none. Raises OSError."""
     from controller.runtimes.cluster.material import HostFiles, ensure_material, write_host_files  # the extra `cluster`
 
+    state = settings.state.absolute()
     material = ensure_material(state, instance, is_insecure=False, now=time.time())
-    for place, names in ((state, ("head",)), (folder, list_relay_names(name))):
+    for place, names in [(state, ["head"]), *((folder, list_relay_names(name)) for name, folder in folders.items())]:
         if not HostFiles.in_state(place).key.exists():
-            write_host_files(material, place, names, [address], now=time.time())
-    return RelayKeeper(folder, name, address, port, HostFiles.in_state(folder))
+            write_host_files(material, place, names, [], now=time.time())

@@ -20,6 +20,7 @@ from common.atomic_write import write_atomic
 from common.host_tls import HostContexts
 from contract.hosts import EngineTls, HostReplica
 from controller.runtimes.cluster import host_relay
+from controller.settings import ControllerSettings
 
 if TYPE_CHECKING:  # it needs the extra `cluster`, which hosts of one machine are without
     from controller.runtimes.cluster.material import HostFiles
@@ -52,6 +53,21 @@ def describe_tls(files: HostFiles, server_name: str) -> EngineTls:
 def list_relay_names(host: str) -> tuple[str, str]:
     """Return the names that the certificate of a host must have so that its relay may show it."""
     return f"*.{host}.{DOMAIN}", host_relay.CHECK_NAME
+
+
+def open_relay(settings: ControllerSettings, state: Path, host: str, address: str) -> RelayKeeper | None:
+    """Return what keeps the relay of a host with this state folder, name and address; None: it is to have none."""
+    if settings.host_relay_port is None:
+        return None
+    from controller.runtimes.cluster.material import HostFiles  # the extra `cluster`
+
+    files = None if settings.insecure_private_network else HostFiles.in_state(state)
+    return RelayKeeper(relay_folder(state), host, address, settings.host_relay_port, files)
+
+
+def relay_folder(state: Path) -> Path:
+    """Return the folder of a host's state folder in which its relay has its table."""
+    return state / "cluster"
 
 
 def name_server(replica: str, host: str) -> str:
@@ -89,7 +105,7 @@ class RelayKeeper:
     object in one event loop, and one for a folder."""
 
     def __init__(self, folder: Path, host: str, address: str, port: int, files: HostFiles | None) -> None:
-        """`folder`: where its table and its log are; it must exist. `address` and `port`: where the relay listens, at
+        """`folder`: where its table and its log are. `address` and `port`: where the relay listens, at
         which the controller and the gateway reach it. `files` None: without TLS; then the relay has a port of its own
         for each replica, after `port`."""
         self.address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -108,6 +124,7 @@ class RelayKeeper:
     async def start(self) -> None:
         """Begin to keep the relay running. A second call does nothing."""
         if self._task is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             await asyncio.to_thread(self._read_table)
             await self._write_table()
             self._task = asyncio.create_task(self._keep_running())
@@ -212,7 +229,7 @@ class RelayKeeper:
         with log_path.open("wb") as output:
             argv = [sys.executable, "-I", host_relay.__file__, str(self._path)]
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
             )
 
     def read_problem(self) -> str:

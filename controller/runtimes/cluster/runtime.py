@@ -48,7 +48,13 @@ from controller.runtimes.base import (
     StartError,
     StartRequest,
 )
-from controller.runtimes.cluster.carrier import CarriedHost, HostCarrier, HostRefusedError, HostSilentError
+from controller.runtimes.cluster.carrier import (
+    CarriedHost,
+    CarrierDownError,
+    HostCarrier,
+    HostRefusedError,
+    HostSilentError,
+)
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
 from controller.runtimes.cluster.relay_keeper import check_relay, describe_tls
 from controller.state import Phase, PreflightResult
@@ -350,6 +356,8 @@ class ClusterRuntime:
         try:
             request = ObserveRequest(model_paths=tuple(sorted(paths)))
             seen = await self._ask(host, "observe", request, HostObservation)
+        except CarrierDownError:
+            return  # says nothing of the host
         except (RuntimeUnavailableError, ValueError) as error:
             known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
             return

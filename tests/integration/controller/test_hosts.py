@@ -230,7 +230,7 @@ async def test_engines_of_hosts_are_reached_through_relays_alone(tmp_path: Path,
         await until("a client that leaves ends the work, of 90 s", lambda: idle() == {"a", "b"})
 
         asking, expected = await ask(30, 2)
-        folder = site.settings.state / "hosts" / "a"
+        folder = site.settings.state / "hosts" / "a" / "cluster"
         killed = find_relay(folder)
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
