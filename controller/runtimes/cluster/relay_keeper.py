@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from common.atomic_write import write_atomic
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 DOMAIN: Final = "roundhouse.internal"
 TABLE_NAME: Final = "relay.json"
+TLS_FIELDS: Final = ("authority", "certificate", "key")
 OWN_PORTS: Final = 1000
 """Ports after the relay's own that replicas get where there is no TLS."""
 LOOK_S: Final = 0.2
@@ -40,8 +41,8 @@ LONGEST_WAIT_S: Final = 5.0
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def describe_tls(files: HostFiles, server_name: str) -> EngineTls:
-    """Return how a program on the head, with these files, opens connections through a relay."""
+def describe_tls(files: HostFiles, server_name: str = host_relay.CHECK_NAME) -> EngineTls:
+    """Return how a program with these files opens connections through a relay, by default to that itself."""
     return EngineTls(
         server_name=server_name,
         authority=str(files.authority),
@@ -70,33 +71,62 @@ def relay_folder(state: Path) -> Path:
     return state / "cluster"
 
 
+def read_place(state: Path) -> tuple[str, EngineTls | None] | None:
+    """Return the address of the relay of the host with this state folder, and how it is asked whether it is there.
+    None: it has none. Blocks."""
+    try:
+        fields = json.loads((relay_folder(state) / TABLE_NAME).read_bytes())
+        address, port, paths = fields["address"], fields["port"], [fields[each] for each in TLS_FIELDS]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    tls = (
+        None
+        if None in paths
+        else EngineTls(server_name=host_relay.CHECK_NAME, **dict(zip(TLS_FIELDS, paths, strict=True)))
+    )
+    return join_address(address, port), tls
+
+
+def join_address(host: str, port: int) -> str:
+    """Return an address with its port, as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def name_server(replica: str, host: str) -> str:
     """Return the server name of a replica. It is another one for each start of it."""
     label = replica if _LABEL.fullmatch(replica) else f"r-{hashlib.sha256(replica.encode()).hexdigest()[:40]}"
     return f"{label}.{host}.{DOMAIN}"
 
 
-async def check_relay(address: str, files: HostFiles | None, contexts: HostContexts) -> str | None:
-    """Return why a host's relay cannot be used from here, a sentence without its subject; None: it answers. `address`:
-    with the port. `files` None: without TLS."""
+class RelayProblem(NamedTuple):
+    """Why a relay cannot be used, and what the host's operator does about it: half sentences."""
+
+    words: str
+    remedy: str
+
+
+async def check_relay(address: str, tls: EngineTls | None, contexts: HostContexts) -> RelayProblem | None:
+    """Return why a host's relay cannot be used from here; None: it answers. `address`: with the port. `tls`: for
+    `CHECK_NAME`; None: without TLS."""
     host, _, port = address.rpartition(":")
-    where, remedy = f"its relay at {address}", f"let this machine connect to TCP port {port} there"
+    remedy = f"let the head connect to TCP port {port} there"
     try:
         async with asyncio.timeout(CHECK_S):
-            tls = None if files is None else contexts.list_options(describe_tls(files, host_relay.CHECK_NAME))
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), **(tls or {}))
+            options = contexts.list_options(tls)
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), **options)
             try:
                 word = await reader.read(len(host_relay.CHECK_WORD))
             finally:
                 writer.transport.abort()
     except TimeoutError:
-        return f"{where} does not answer: {remedy}"
+        return RelayProblem(f"the relay at {address} does not answer", remedy)
     except OSError as error:
         if "SSL" in type(error).__name__:
-            return f"{where} and this machine do not accept each other's certificate ({error}): join the host anew"
-        return f"{where} cannot be reached ({error.strerror or error}): {remedy}"
+            words = f"the relay at {address} does not accept the head's certificate, or the head not that one ({error})"
+            return RelayProblem(words, "join the host anew")
+        return RelayProblem(f"the relay at {address} cannot be reached ({error.strerror or error})", remedy)
     if word != host_relay.CHECK_WORD:
-        return f"what answers at {address} is not its relay: free that port there"
+        return RelayProblem(f"what answers at {address} is not the host's relay", "free that port there")
     return None
 
 
@@ -108,7 +138,7 @@ class RelayKeeper:
         """`folder`: where its table and its log are. `address` and `port`: where the relay listens, at
         which the controller and the gateway reach it. `files` None: without TLS; then the relay has a port of its own
         for each replica, after `port`."""
-        self.address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self.address = join_address(address, port)
         self.is_insecure = files is None
         self._host = host
         self._place = (address, port)
@@ -184,9 +214,7 @@ class RelayKeeper:
         fields = {
             "address": address,
             "port": port,
-            "authority": None if files is None else str(files.authority),
-            "certificate": None if files is None else str(files.certificate),
-            "key": None if files is None else str(files.key),
+            **{each: None if files is None else str(getattr(files, each)) for each in TLS_FIELDS},
             "digest": hashlib.sha256(b"\0".join(parts)).hexdigest(),
             "replicas": self._replicas,
         }

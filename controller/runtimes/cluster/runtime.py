@@ -370,8 +370,9 @@ class ClusterRuntime:
             known.note_problem(f"what it says cannot be read: {error}".replace("\n", " "), is_refused=True)
             return
         if seen.relay is not None and known.reached_relay != seen.relay and not self._is_other_relay(seen):
-            if problem := await check_relay(seen.relay, self._relay_files, self._contexts):
-                known.note_problem(problem, is_refused=True)
+            tls = None if self._relay_files is None else describe_tls(self._relay_files)
+            if problem := await check_relay(seen.relay, tls, self._contexts):
+                known.note_problem(f"{problem.words}: {problem.remedy}", is_refused=True)
             else:
                 known.reached_relay = seen.relay
         known.said_at = time.monotonic()

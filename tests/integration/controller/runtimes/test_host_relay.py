@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import signal
 import socket
 import ssl
 import time
@@ -16,25 +17,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 
+from assistant.tools.mcp_client.bounded_transport import BoundedTransport, RunningCalls
 from common.host_tls import HostContexts
-from contract.hosts import EngineTls, HostReplica, HostReplicaId
-from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD, MOST_HANDSHAKES
+from contract.hosts import EngineTls
+from contract.routing import Endpoint, RoutingTable, Stamp
+from contract.tools import McpServerRoute
+from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES
 from controller.runtimes.cluster.material import ensure_material, write_host_files
 from controller.runtimes.cluster.relay_keeper import RelayKeeper, check_relay, describe_tls, list_relay_names
+from gateway.control.inflight import InflightCounts
+from gateway.metrics.engine_scraper import EngineScraper
+from gateway.routing.table import LiveRoutes
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_scripted_engine import OK, script, scripted
+from tests.support.engine_calls import client_of, post
 from tests.support.ports import free_port
-from tests.support.relays import find_relay
+from tests.support.relays import HOST, RelaySite, replica, running
 from tests.support.wait import until
-
-HOST = "127.0.0.7"
-
-
-def replica(name: str, port: int) -> HostReplica:
-    identity = HostReplicaId(model="m", index=0, spec_hash="0", attempt=1)
-    url = f"http://127.0.0.1:{port}"
-    return HostReplica(id=identity, name=name, phase="running", created_at=0, base_url=url)
 
 
 @dataclass
@@ -82,61 +85,14 @@ async def engine(answer: bytes | None = None) -> AsyncIterator[Engine]:
         yield served
 
 
-class Site:
-    """A relay with material, and what a client of it needs."""
-
-    def __init__(self, folder: Path, *, is_insecure: bool = False) -> None:
-        self.folder = folder
-        material = ensure_material(folder, "i", is_insecure=False, now=time.time())
-        self.files = write_host_files(material, folder, list_relay_names("b"), [HOST], now=time.time())
-        self.port = free_port()
-        self.keeper = RelayKeeper(folder, "b", HOST, self.port, None if is_insecure else self.files)
-        self.context = HostContexts().find_context(describe_tls(self.files, ""))
-
-    async def publish(self, *replicas: HostReplica) -> tuple[HostReplica, ...]:
-        return await self.keeper.publish(replicas)
-
-    def pid(self) -> int | None:
-        """Process of the relay that listens."""
-        return find_relay(self.folder)
-
-    async def open(self, tls: EngineTls | None, **options: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        name = tls.server_name if tls is not None else CHECK_NAME
-        context = options.get("context", self.context)
-        assert isinstance(context, ssl.SSLContext)
-        return await asyncio.open_connection(HOST, self.port, ssl=context, server_hostname=name)
-
-    async def is_up(self) -> bool:
-        try:
-            reader, writer = await self.open(None)
-            answer = await reader.read()
-        except OSError:
-            return False
-        writer.close()
-        return answer == CHECK_WORD
-
-
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    made = Site(tmp_path)
+async def site(tmp_path: Path) -> AsyncIterator[RelaySite]:
+    made = RelaySite(tmp_path)
     async with running(made):
         yield made
 
 
-@contextlib.asynccontextmanager
-async def running(made: Site) -> AsyncIterator[None]:
-    await made.keeper.start()
-    try:
-        if not made.keeper.is_insecure:
-            await until("the relay is up", made.is_up)
-        yield
-    finally:
-        await made.publish()
-        await made.keeper.close()
-        await until("the relay has ended", lambda: made.pid() is None)
-
-
-async def test_the_server_name_chooses_the_replica_and_bytes_arrive_as_they_were_sent(site: Site) -> None:
+async def test_the_server_name_chooses_the_replica_and_bytes_arrive_as_they_were_sent(site: RelaySite) -> None:
     content = os.urandom(9_000_000)
     async with engine() as one, engine(b"two") as two:
         first, second = await site.publish(replica("rh-1", one.port), replica("rh-2", two.port))
@@ -156,7 +112,7 @@ async def test_the_server_name_chooses_the_replica_and_bytes_arrive_as_they_were
         await until("an abort reaches the engine", lambda: two.ends)
 
 
-async def test_strangers_and_unknown_names_are_refused_in_the_handshake(site: Site, tmp_path: Path) -> None:
+async def test_strangers_and_unknown_names_are_refused_in_the_handshake(site: RelaySite, tmp_path: Path) -> None:
     async with engine() as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         assert there.tls is not None
@@ -164,7 +120,7 @@ async def test_strangers_and_unknown_names_are_refused_in_the_handshake(site: Si
             await site.open(EngineTls(server_name="rh-2.b.roundhouse.internal"))
         # A certificate of another authority, and none.
         bare = ssl.create_default_context(cafile=site.files.authority)
-        for own in (None, Site(tmp_path / "other").files):
+        for own in (None, RelaySite(tmp_path / "other").files):
             if own is not None:
                 bare.load_cert_chain(own.certificate, own.key)
             with pytest.raises(ssl.SSLError, match="ALERT"):
@@ -175,7 +131,7 @@ async def test_strangers_and_unknown_names_are_refused_in_the_handshake(site: Si
         assert one.connections == 0
 
 
-async def test_a_replica_that_is_gone_closes_its_connections_at_once(site: Site) -> None:
+async def test_a_replica_that_is_gone_closes_its_connections_at_once(site: RelaySite) -> None:
     async with engine() as one:
         there, gone = await site.publish(replica("rh-1", one.port), replica("rh-2", free_port()))
         reader, _ = await site.open(gone.tls)
@@ -190,7 +146,7 @@ async def test_a_replica_that_is_gone_closes_its_connections_at_once(site: Site)
 
 async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
     """Of TLS the same, by its own end; Python's streams cannot send that alone."""
-    site = Site(tmp_path, is_insecure=True)
+    site = RelaySite(tmp_path, is_insecure=True)
     async with running(site), engine(b"answer" * 100_000) as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         assert (there.base_url, there.tls) == (f"http://{HOST}:{site.port + 1}", None)
@@ -209,7 +165,7 @@ async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
         await later.close()
 
 
-async def test_tls_ends_in_one_direction_at_a_time(site: Site) -> None:
+async def test_tls_ends_in_one_direction_at_a_time(site: RelaySite) -> None:
     async with engine(b"answer" * 100_000) as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         assert there.tls is not None
@@ -218,7 +174,7 @@ async def test_tls_ends_in_one_direction_at_a_time(site: Site) -> None:
         assert one.ends == ["end"]
 
 
-async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site: Site) -> None:
+async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site: RelaySite) -> None:
     async with engine(bytes(80_000_000)) as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         assert there.tls is not None
@@ -240,7 +196,7 @@ async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site:
         await until("the engine sees the end", lambda: one.ends)
 
 
-async def test_another_keeper_finds_the_relay_and_a_new_certificate_replaces_it(site: Site, tmp_path: Path) -> None:
+async def test_another_keeper_finds_the_relay_and_a_new_certificate_ends_it(site: RelaySite, tmp_path: Path) -> None:
     async with engine() as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         reader, writer = await site.open(there.tls)
@@ -258,7 +214,7 @@ async def test_another_keeper_finds_the_relay_and_a_new_certificate_replaces_it(
         assert await reader.readexactly(1) == b"x", "what was open goes on in the old one"
 
 
-async def test_handshakes_that_stand_still_keep_nobody_out(site: Site) -> None:
+async def test_handshakes_that_stand_still_keep_nobody_out(site: RelaySite) -> None:
     async with engine() as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         idle = [await asyncio.open_connection(HOST, site.port) for _ in range(MOST_HANDSHAKES + 5)]
@@ -272,7 +228,7 @@ async def test_handshakes_that_stand_still_keep_nobody_out(site: Site) -> None:
             each.transport.abort()
 
 
-async def test_hundreds_of_connections_pipe_at_once(site: Site) -> None:
+async def test_hundreds_of_connections_pipe_at_once(site: RelaySite) -> None:
     async with engine() as one:
         (there,) = await site.publish(replica("rh-1", one.port))
         opened = []
@@ -287,29 +243,77 @@ async def test_hundreds_of_connections_pipe_at_once(site: Site) -> None:
 
 
 async def test_a_relay_that_does_not_answer_is_said_with_its_port(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    found = await check_relay(site.keeper.address, site.files, HostContexts())
-    where = f"its relay at {HOST}:{site.port}"
+    site = RelaySite(tmp_path)
+    found = await check_relay(site.keeper.address, describe_tls(site.files), HostContexts())
     assert found is not None
-    assert found.startswith(f"{where} cannot be reached (")
-    assert found.endswith(f"): let this machine connect to TCP port {site.port} there")
+    assert found.words.startswith(f"the relay at {HOST}:{site.port} cannot be reached (")
+    assert found.remedy == f"let the head connect to TCP port {site.port} there"
     async with engine() as other:
-        found = await check_relay(f"127.0.0.1:{other.port}", site.files, HostContexts())
-    assert found is not None
-    assert "do not accept each other's certificate" in found
+        found = await check_relay(f"127.0.0.1:{other.port}", describe_tls(site.files), HostContexts())
+        assert found is not None
+        assert "does not accept the head's certificate" in found.words
 
 
 async def test_a_relay_that_cannot_listen_is_tried_again(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = RelaySite(tmp_path)
     server = await asyncio.start_server(Engine().serve, HOST, site.port)
     async with server:
         await site.keeper.start()
         await until("it says why", lambda: "already in use" in site.keeper.read_problem())
     async with running(site):
-        assert await check_relay(site.keeper.address, site.files, HostContexts()) is None
+        assert await check_relay(site.keeper.address, describe_tls(site.files), HostContexts()) is None
 
 
-async def ask(site: Site, tls: EngineTls, context: ssl.SSLContext) -> bytes:
+async def test_a_gateway_asks_engines_through_it(site: RelaySite) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    until_eof = b"HTTP/1.1 200 OK\r\n\r\nok"
+    scripts = [script(OK), script(chunked, cuts=range(60)), script(until_eof, "close"), script(OK)]
+    async with scripted(*scripts) as served, client_of() as client:
+        there, gone = await site.publish(replica("rh-1", served.port), replica("rh-2", free_port()))
+        where, nowhere = site.endpoint(there), site.endpoint(gone)
+        for number, connections in enumerate((1, 1, 1, 2)):
+            got = post(client, where, body=b"x" * 100_000 * number)
+            assert (await got.outcome(), got.body) == ("end", b"ok")
+            assert served.connections == connections, "it is kept for the next request"
+        assert client.idle_connections == 1
+        assert await post(client, nowhere).outcome() == "EngineBrokenError"
+        await site.publish(replica("rh-1", served.port))
+        assert await post(client, nowhere).outcome() == "EngineRefusedError"
+        os.kill(site.pid() or 0, signal.SIGKILL)
+        await until("what was kept is closed", lambda: client.open_connections == 0)
+        await until("another one answers", site.is_up)
+        got = post(client, where)
+        assert (await got.outcome(), got.body) == ("end", b"ok")
+
+
+async def test_metrics_and_mcp_servers_are_asked_through_it(site: RelaySite) -> None:
+    async with scripted(script(OK), script(OK)) as served:
+        (there,) = await site.publish(replica("rh-1", served.port))
+        where = site.endpoint(there)
+        live = LiveRoutes()
+        asked = route("m").model_copy(update={"endpoints": (where,)})
+        live.apply_table(RoutingTable(stamp=Stamp(epoch=1, seq=1), instance="i", models=(asked,)))
+        async with EngineScraper(live, time.monotonic) as scraper:
+            assert 'roundhouse_engine_up{model="m",replica="rh-1"} 1' in await scraper.read_engines()
+        assert where.tls is not None
+        inner = httpx2.AsyncHTTPTransport(verify=HostContexts().find_context(where.tls), trust_env=False)
+        calls = RunningCalls(None, InflightCounts(time.time, {}))
+        transport = BoundedTransport(
+            inner, max_output_kib=1, within_s=10, calls=calls, server_name=where.tls.server_name
+        )
+        async with httpx2.AsyncClient(transport=transport) as client:
+            assert (await client.post(f"{where.base_url}/mcp")).text == "ok"
+
+
+def test_an_endpoint_without_a_relay_says_nothing_of_one() -> None:
+    """What gateways of before read, byte for byte."""
+    said = Endpoint(replica="m-0", base_url="http://h").model_dump_json()
+    assert "tls" not in said
+    assert "tls" not in McpServerRoute(name="s", url=None).model_dump_json()
+    assert "tls" in Endpoint(replica="m-0", base_url="https://h", tls=EngineTls(server_name="x")).model_dump_json()
+
+
+async def ask(site: RelaySite, tls: EngineTls, context: ssl.SSLContext) -> bytes:
     """Open, send and read: with TLS 1.3 a client learns only then that its certificate was refused."""
     reader, writer = await site.open(tls, context=context)
     writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -323,7 +327,7 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
         return None
 
 
-def ask_and_end(site: Site, tls: EngineTls, question: bytes) -> bytes:
+def ask_and_end(site: RelaySite, tls: EngineTls, question: bytes) -> bytes:
     """Send a question, and the end of TLS, and read to the other end."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     channel = site.context.wrap_bio(incoming, outgoing, server_hostname=tls.server_name)
@@ -350,5 +354,5 @@ def ask_and_end(site: Site, tls: EngineTls, question: bytes) -> bytes:
     return answer
 
 
-def resident_mib(site: Site) -> float:
+def resident_mib(site: RelaySite) -> float:
     return psutil.Process(site.pid()).memory_info().rss / 2**20
