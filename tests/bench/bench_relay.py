@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import uvloop
@@ -57,12 +57,12 @@ async def _start(secret: str) -> AsyncIterator[tuple[Target, psutil.Process]]:
         assert there.tls is not None
         controller = await start_controller(stack)
         gateway = await start_gateway(stack, controller, folder)
-        more = {"target_inflight": 4096, "queue_limit": 4096, "apis": (CHAT,)}
+        more: dict[str, Any] = {"target_inflight": 4096, "queue_limit": 4096, "apis": (CHAT,)}
         tls = describe_tls(files, there.tls.server_name)
         relayed = Endpoint(replica="relayed-0", base_url=there.base_url, tls=tls)
         models = [route(DIRECT, [url], **more), route(RELAYED, **more).model_copy(update={"endpoints": (relayed,)})]
         await controller.publish(
-            *models, keys=[key.model_copy(update={"models": None}) for key in declared_keys(secret)]
+            *models, keys=tuple(key.model_copy(update={"models": None}) for key in declared_keys(secret))
         )
         pid = await until("the relay runs", lambda: find_relay(folder))
         await until("the gateway answers", lambda: _answers(gateway, secret))

@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
+
 from common.host_tls import HostContexts
 from contract.hosts import EngineTls, HostReplica, HostReplicaId
 from contract.routing import Endpoint
@@ -22,16 +24,13 @@ HOST = "127.0.0.7"
 
 
 def find_relay(folder: Path) -> int | None:
-    """The process that listens for the table in this folder; None: there is none."""
-    try:
-        inode = (folder / "relay.lock").stat().st_ino
-    except FileNotFoundError:
-        return None
-    for line in Path("/proc/locks").read_text().splitlines():
-        fields = line.split()
-        if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) == inode:
-            return int(fields[4])
-    return None
+    """The process that serves the table in this folder, of several the newest; None: there is none."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(folder / "relay.json") in each.cmdline() and each.status() != psutil.STATUS_ZOMBIE:
+                found.append((each.create_time(), each.pid))
+    return max(found)[1] if found else None
 
 
 def replica(name: str, port: int) -> HostReplica:

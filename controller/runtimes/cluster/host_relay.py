@@ -5,18 +5,17 @@ server name of its hello chooses the replica. A name that is not in the table is
 that accepts no connection closes the client's at once. Nobody without a certificate makes it connect to an engine.
 Without TLS each replica has a port of its own.
 
-    python -I host_relay.py TABLE     serves until TABLE is gone, or tells it to listen otherwise
+    python -I host_relay.py TABLE FD     serves until TABLE is gone, or is another relay's
 
 TABLE is a JSON file that is only ever replaced as a whole (`relay_keeper` writes it); it is looked at before each
-connection, so that it is never stale. Beside it lies `TABLE.lock`, which the one that listens has locked. Imports
-nothing of the project, so that it is back soon after it was killed.
+connection, so that it is never stale. FD is the listening socket, which the keeper has, too: while a killed relay is
+started again, connections wait there. Imports nothing of the project, so that it is back soon.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import resource
@@ -26,8 +25,9 @@ import ssl
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import uvloop
 
@@ -61,8 +61,8 @@ class _Handshake(ssl.SSLObject):
 @dataclass(frozen=True, slots=True)
 class Table:
     """What the relay serves. `replicas`: the engine's address by server name; `ports`: the server name by the port that
-    only a relay without TLS has for it. `listens`: all else in the file, with which a relay listens as long as it
-    runs."""
+    only a relay without TLS has for it. `listens`: all else in the file. When that changes, the table is another
+    relay's."""
 
     listens: dict[str, Any]
     replicas: dict[str, Address]
@@ -284,9 +284,10 @@ class _ClientSide(asyncio.Protocol):
 class Relay:
     """Listens as its table says, and follows the table. Use one object in one event loop."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, listener: socket.socket) -> None:
         """`path`: of the table. Raises OSError and ValueError if it cannot be read, or the TLS files in it cannot."""
         self._path = path
+        self._listener = listener
         self._stamp: tuple[int, ...] | None = None
         self._table: Table | None = None
         self._first = self._look()
@@ -300,46 +301,38 @@ class Relay:
         self._servers: dict[int, asyncio.Server] = {}
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until the table is gone, it or `stop` says that another listens from now on, and all connections have
-        ended. Raises OSError if the port cannot be listened on."""
+        """Serve until the table is gone; or until it, or `stop`, says that another one serves from now on, and all
+        connections have ended."""
         assert self._first is not None
-        with self._path.with_suffix(".lock").open("a") as lock:
-            while not _take_lock(lock):
-                if stop.is_set() or not self._path.exists():
-                    return
-                await asyncio.sleep(LOOK_S)
-            await self._listen(self._first.listens["port"], None)
-            log.info("listening on %s:%s", self._first.listens["address"], self._first.listens["port"])
-            while not stop.is_set():
-                table = self._look()
-                if table is None or table.listens != self._first.listens:
-                    break
-                if self.context is None:
-                    await self._listen_ports(table)
-                self._give_up_handshakes()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), LOOK_S)
-            for server in self._servers.values():
-                server.close()
+        loop, listens = asyncio.get_running_loop(), self._first.listens
+        self._servers[listens["port"]] = await loop.create_server(lambda: self._accept(None), sock=self._listener)
+        log.info("listening on %s:%s", listens["address"], listens["port"])
+        while not stop.is_set():
+            table = self._look()
+            if table is None or table.listens != listens:
+                break
+            if self.context is None:
+                await self._listen_ports(table)
+            self._give_up_handshakes()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), LOOK_S)
+        for server in self._servers.values():
+            server.close()
         ends_at = time.monotonic() + RETIRED_S
         while self._clients and self._path.exists() and time.monotonic() < ends_at:  # noqa: ASYNC110 # of three things
             await asyncio.sleep(LOOK_S)
         for client in self._clients:
             client.transport.abort()
 
-    async def _listen(self, port: int, name: str | None) -> None:
-        assert self._first is not None
-        loop = asyncio.get_running_loop()
-        self._servers[port] = await loop.create_server(
-            lambda: self._accept(name), self._first.listens["address"], port, backlog=1024, reuse_address=True
-        )
-
     async def _listen_ports(self, table: Table) -> None:
         for port in self._servers.keys() - table.ports.keys() - {table.listens["port"]}:
             self._servers.pop(port).close()
         for port in table.ports.keys() - self._servers.keys():
+            accept = partial(self._accept, table.ports[port])
             try:
-                await self._listen(port, table.ports[port])
+                self._servers[port] = await asyncio.get_running_loop().create_server(
+                    accept, table.listens["address"], port, reuse_address=True, reuse_port=True
+                )
             except OSError as error:  # it is tried again
                 log.warning("%s: %s", table.ports[port], error)
 
@@ -440,27 +433,19 @@ def _open_context(listens: dict[str, Any], choose: Any) -> ssl.SSLContext | None
     return context
 
 
-def _take_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-async def _main(path: Path) -> None:
+async def _main(path: Path, listener: socket.socket) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await Relay(path).serve(stop)
+    await Relay(path, listener).serve(stop)
 
 
 def main() -> int:
-    """Serve the table that the first argument names. Returns the exit code: 1 if it cannot listen."""
+    """Serve the table that the first argument names. Returns the exit code: 1 if it or its TLS cannot be read."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each connection
     try:
-        uvloop.run(_main(Path(sys.argv[1])))
+        uvloop.run(_main(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))))
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.error("%s", error)  # noqa: TRY400 # the keeper reads the last line
         return 1

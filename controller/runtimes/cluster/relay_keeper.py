@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import logging
 import re
+import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -131,8 +132,8 @@ async def check_relay(address: str, tls: EngineTls | None, contexts: HostContext
 
 
 class RelayKeeper:
-    """Keeps the relay of this host running. The relay outlives it, as engines do: whoever comes next finds it. Use one
-    object in one event loop, and one for a folder."""
+    """Keeps the relay of this host running. The relay outlives it, as engines do; what is open there goes on when the
+    next keeper starts another one. Use one object in one event loop, and one for a folder."""
 
     def __init__(self, folder: Path, host: str, address: str, port: int, files: HostFiles | None) -> None:
         """`folder`: where its table and its log are. `address` and `port`: where the relay listens, at
@@ -148,7 +149,15 @@ class RelayKeeper:
         """Host and port of each engine by server name, and the port that it has here (0: the relay's)."""
         self._last_port = port
         self._written: bytes | None = None
+        self._own = secrets.token_hex(8)
+        """Marks the table as this keeper's: the relay of another one leaves the port to this one's then."""
+        self._digest = self._served = ""
+        """Of all that a relay reads when it starts: as it is, and as the one that runs has read it."""
+        self._listener: socket.socket | None = None
+        """The relay's port. None: it could not be listened on yet."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._retired: list[subprocess.Popen[bytes]] = []
+        """Relays that only serve what was open when another one took their place."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -209,56 +218,72 @@ class RelayKeeper:
     def _render_table(self) -> bytes:
         files, (address, port) = self._files, self._place
         paths = [] if files is None else [files.authority, files.certificate, files.key]
-        # What is new of these, another relay must read.
-        parts = [path.read_bytes() for path in (Path(host_relay.__file__), *paths)]
+        parts = [self._own.encode(), *(path.read_bytes() for path in paths)]
+        self._digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
         fields = {
             "address": address,
             "port": port,
             **{each: None if files is None else str(getattr(files, each)) for each in TLS_FIELDS},
-            "digest": hashlib.sha256(b"\0".join(parts)).hexdigest(),
+            "digest": self._digest,
             "replicas": self._replicas,
         }
         return json.dumps(fields, indent=1).encode()
 
     async def _keep_running(self) -> None:
-        wait_s = began_at = 0.0
+        loop, wait_s, began_at = asyncio.get_running_loop(), 0.0, 0.0
         while True:
-            if self._has_ended() and self._is_unlocked():
-                began_at = asyncio.get_running_loop().time()
+            if not self._is_running():
                 await asyncio.sleep(wait_s)
-                wait_s = min(LONGEST_WAIT_S, wait_s * 2 or LOOK_S)
+                wait_s, began_at = min(LONGEST_WAIT_S, wait_s * 2 or LOOK_S), loop.time()
                 try:
-                    self._process = await asyncio.to_thread(self._spawn)
+                    await asyncio.to_thread(self._spawn)
                     log.info("started the relay at %s", self.address)
                 except OSError as error:
-                    log.warning("the relay cannot be started: %s", error)
-            elif wait_s and asyncio.get_running_loop().time() - began_at > 2 * LONGEST_WAIT_S:
+                    log.warning("the relay at %s cannot be started: %s", self.address, error.strerror or error)
+            elif loop.time() - began_at > 2 * LONGEST_WAIT_S:
                 wait_s = 0.0
             await asyncio.sleep(LOOK_S)
 
-    def _has_ended(self) -> bool:
-        if self._process is not None and (code := self._process.poll()) is not None:
-            if code:
-                log.warning("the relay at %s has ended: %s", self.address, self.read_problem())
-            self._process = None
-        return self._process is None
+    def _is_running(self) -> bool:
+        """Return whether the relay that serves this table runs. One that served another ends by itself."""
+        self._retired = [each for each in self._retired if each.poll() is None]
+        process = self._process
+        if process is not None and (code := process.poll()) is not None:
+            log.warning("the relay at %s has ended (%s): %s", self.address, code, self.read_problem())
+            process = self._process = None
+        if process is not None and self._served != self._digest:
+            self._retired.append(process)
+            process = self._process = None
+        return process is not None
 
-    def _is_unlocked(self) -> bool:
-        """Return whether no relay listens, of this keeper or of an earlier one."""
-        with self._path.with_suffix(".lock").open("a") as file:
+    def _spawn(self) -> None:
+        if self._listener is None:
+            # One that an earlier keeper has started may listen there until it has seen the new table.
+            family = socket.AF_INET6 if ":" in self._place[0] else socket.AF_INET
+            listener = socket.socket(family)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        log_path = self._path.with_suffix(".log")
-        with log_path.open("wb") as output:
-            argv = [sys.executable, "-I", host_relay.__file__, str(self._path)]
-            return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listener.bind(self._place)
+                listener.listen(1024)
+            except OSError:
+                listener.close()
+                raise
+            self._listener = listener
+        descriptor = self._listener.fileno()
+        argv = [sys.executable, "-I", host_relay.__file__, str(self._path), str(descriptor)]
+        with self._path.with_suffix(".log").open("ab") as output:
+            output.truncate(0)
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[descriptor],
+                start_new_session=True,
+                cwd="/",
             )
+        self._served = self._digest
 
     def read_problem(self) -> str:
         """Return the last line that the relay has logged. Blocks."""
@@ -272,6 +297,8 @@ class RelayKeeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            if self._listener is not None:
+                self._listener.close()
             if not self._replicas:
                 await asyncio.to_thread(self._path.unlink, missing_ok=True)
 

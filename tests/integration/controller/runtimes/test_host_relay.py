@@ -204,7 +204,9 @@ async def test_another_keeper_finds_the_relay_and_a_new_certificate_ends_it(site
         await site.keeper.close()
         site.keeper = RelayKeeper(tmp_path, "b", HOST, site.port, site.files)
         assert await site.publish(replica("rh-1", one.port)) == (there,)
-        assert (await site.is_up(), site.pid()) == (True, pid)
+        await until("its own listens", lambda: site.pid() != pid)
+        await until("it answers", site.is_up)
+        pid = site.pid()
         material = ensure_material(tmp_path, "i", is_insecure=False, now=time.time())
         write_host_files(material, tmp_path, list_relay_names("b"), [HOST], now=time.time())
         await site.publish(replica("rh-1", one.port))
@@ -254,12 +256,12 @@ async def test_a_relay_that_does_not_answer_is_said_with_its_port(tmp_path: Path
         assert "does not accept the head's certificate" in found.words
 
 
-async def test_a_relay_that_cannot_listen_is_tried_again(tmp_path: Path) -> None:
+async def test_a_relay_that_cannot_listen_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     site = RelaySite(tmp_path)
     server = await asyncio.start_server(Engine().serve, HOST, site.port)
     async with server:
         await site.keeper.start()
-        await until("it says why", lambda: "already in use" in site.keeper.read_problem())
+        await until("it says why", lambda: "Address already in use" in caplog.text)
     async with running(site):
         assert await check_relay(site.keeper.address, describe_tls(site.files), HostContexts()) is None
 
@@ -281,8 +283,7 @@ async def test_a_gateway_asks_engines_through_it(site: RelaySite) -> None:
         assert await post(client, nowhere).outcome() == "EngineRefusedError"
         os.kill(site.pid() or 0, signal.SIGKILL)
         await until("what was kept is closed", lambda: client.open_connections == 0)
-        await until("another one answers", site.is_up)
-        got = post(client, where)
+        got = post(client, where)  # it waits until the relay is back
         assert (await got.outcome(), got.body) == ("end", b"ok")
 
 
