@@ -4,10 +4,11 @@ names.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from contract.hosts import EngineTls
 
@@ -45,11 +46,20 @@ class HostContexts:
         return {} if tls is None else {"ssl": self.find_context(tls), "server_hostname": tls.server_name}
 
 
-def watch_peer(transport: Any) -> None:
-    """Let a connection to another host end within 20 seconds after that is no longer reached. Call it for TCP only."""
-    connection = transport.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 4)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+async def reach_relay(address: str, port: int) -> socket.socket:
+    """Return a TCP connection to a relay at an IP address. It ends within 20 seconds after the other machine is no longer
+    reached. Raises OSError."""
+    reached = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        reached.setblocking(False)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reached.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 4)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+        await asyncio.get_running_loop().sock_connect(reached, (address, port))
+    except BaseException:
+        reached.close()
+        raise
+    return reached

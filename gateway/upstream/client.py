@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Collection
 from typing import NamedTuple
 
-from common.host_tls import HostContexts, watch_peer
+from common.host_tls import HostContexts, reach_relay
 from contract.routing import Endpoint
 from gateway.upstream.connection import (
     ConnectionPool,
@@ -35,6 +35,9 @@ _MAX_HEADS = 64
 _LONGEST_KEPT_PATH = 64
 """Characters. Heads of longer paths, and of queries, are not kept: clients wrote them, and they do not recur."""
 _NEED_NO_BODY = ("GET", "DELETE")
+RELAY_HANDSHAKE_S = 8
+"""Seconds that the TLS of a connection to a host's relay may take besides. It needs turns of both programs, which a
+burst of connections on a busy machine makes long."""
 ABSENT_CONNECT_S = 0.1
 """Seconds that a connection to a replica which has left the routing table may still take: one that drains accepts it
 within milliseconds."""
@@ -193,7 +196,8 @@ class EngineClient:
         self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: RequestBody
     ) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            limit_s = self._connect_timeout_s + (0 if origin.address.through is None else RELAY_HANDSHAKE_S)
+            async with asyncio.timeout(limit_s):
                 connection = await self._open_connection(origin)
         except (OSError, UnicodeError) as error:
             call.fail_call(self._explain_refusal(error), error)
@@ -224,15 +228,14 @@ class EngineClient:
         context = self._ssl_context if through is None else self._host_contexts.find_context(through)
         connection = EngineConnection(origin, self._pool)
         try:
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: connection,
-                host,
-                port,
-                ssl=context if tls else None,
-                server_hostname=None if through is None else through.server_name,
-            )
-            if through is not None:
-                watch_peer(transport)
+            loop = asyncio.get_running_loop()
+            if through is None:
+                await loop.create_connection(lambda: connection, host, port, ssl=context if tls else None)
+            else:
+                async with asyncio.timeout(self._connect_timeout_s):
+                    reached = await reach_relay(host, port)
+                name = through.server_name
+                await loop.create_connection(lambda: connection, sock=reached, ssl=context, server_hostname=name)
         except BaseException:
             connection.give_up()
             raise

@@ -42,6 +42,8 @@ MOST_HANDSHAKES: Final = 512
 """Handshakes at the same time. The oldest gives way to a further one, for whoever fills them has no certificate."""
 CONNECT_S: Final = 5.0
 """Seconds in which an engine must accept a connection."""
+BACKLOG: Final = 4096
+"""Connections that wait until they are accepted, at most; a further one is tried again by its kernel after a second."""
 LINGER_S: Final = 10.0
 """Seconds that a client may keep its side open after the engine has closed."""
 RETIRED_S: Final = 3600.0
@@ -305,7 +307,9 @@ class Relay:
         connections have ended."""
         assert self._first is not None
         loop, listens = asyncio.get_running_loop(), self._first.listens
-        self._servers[listens["port"]] = await loop.create_server(lambda: self._accept(None), sock=self._listener)
+        self._servers[listens["port"]] = await loop.create_server(
+            lambda: self._accept(None), sock=self._listener, backlog=BACKLOG
+        )
         log.info("listening on %s:%s", listens["address"], listens["port"])
         while not stop.is_set():
             table = self._look()
@@ -331,7 +335,7 @@ class Relay:
             accept = partial(self._accept, table.ports[port])
             try:
                 self._servers[port] = await asyncio.get_running_loop().create_server(
-                    accept, table.listens["address"], port, reuse_address=True, reuse_port=True
+                    accept, table.listens["address"], port, reuse_address=True, reuse_port=True, backlog=BACKLOG
                 )
             except OSError as error:  # it is tried again
                 log.warning("%s: %s", table.ports[port], error)

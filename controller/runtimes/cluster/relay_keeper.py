@@ -265,7 +265,7 @@ class RelayKeeper:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listener.bind(self._place)
-                listener.listen(1024)
+                listener.listen(host_relay.BACKLOG)
             except OSError:
                 listener.close()
                 raise

@@ -32,6 +32,8 @@ from controller.runtimes.cluster.relay_keeper import RelayKeeper, check_relay, d
 from gateway.control.inflight import InflightCounts
 from gateway.metrics.engine_scraper import EngineScraper
 from gateway.routing.table import LiveRoutes
+from gateway.upstream.connection import ConnectionPool, EngineConnection
+from gateway.upstream.target import Address
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import OK, script, scripted
 from tests.support.engine_calls import client_of, post
@@ -285,6 +287,15 @@ async def test_a_gateway_asks_engines_through_it(site: RelaySite) -> None:
         await until("what was kept is closed", lambda: client.open_connections == 0)
         got = post(client, where)  # it waits until the relay is back
         assert (await got.outcome(), got.body) == ("end", b"ok")
+
+
+async def test_a_connection_that_was_given_up_is_not_told_of_its_end(site: RelaySite) -> None:
+    """As when a client leaves while TLS begins: uvloop tells of the end later."""
+    pool = ConnectionPool[EngineConnection]()
+    connection = EngineConnection(pool.origin_of(Address(True, HOST, site.port)), pool)
+    connection.give_up()
+    connection.eof_received()
+    assert pool.open_count == 0
 
 
 async def test_metrics_and_mcp_servers_are_asked_through_it(site: RelaySite) -> None:
