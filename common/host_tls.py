@@ -47,8 +47,8 @@ class HostContexts:
 
 
 async def reach_relay(address: str, port: int) -> socket.socket:
-    """Return a TCP connection to a relay at an IP address. It ends within 20 seconds after the other machine is no longer
-    reached. Raises OSError."""
+    """Return a TCP connection to a relay at an IP address. It ends within 20 seconds after the other machine is no
+    longer reached. Raises OSError."""
     reached = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         reached.setblocking(False)
