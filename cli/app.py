@@ -30,6 +30,7 @@ _SECTIONS: Final[Mapping[str, Sequence[Callable[..., object] | typer.Typer]]] = 
         up.down,
         up.head,
         up.join,
+        up.leave,
         pull.serve,
         chat.chat,
         chat.run,

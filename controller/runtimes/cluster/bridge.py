@@ -38,6 +38,8 @@ BEAT_S: Final = 0.5
 """Seconds between two beats of the bridge, and between two looks at Ray's list of nodes."""
 ASK_S: Final = 10.0
 """Seconds that a node may take to make its actor, and the actor to say who the host is."""
+CONNECT_S: Final = 30.0
+"""Seconds that Ray may take to connect."""
 HUNG_S: Final = 30.0
 """Seconds without a heartbeat after which an actor is ended and made anew, where Ray still reaches its node."""
 AGAIN_S: Final = 0.2
@@ -210,18 +212,35 @@ async def run_bridge(channel: socket.socket) -> int:
     def send(frame: Frame) -> None:
         writer.write(pack_frame(frame))
 
-    connecting = asyncio.create_task(asyncio.to_thread(connect_ray, first["address"], first["instance"]))
+    connecting = asyncio.create_task(_connect(first))
     beating = asyncio.create_task(_beat(connecting, send))
-    requests = asyncio.create_task(_serve(connecting, first, reader, send))
-    await asyncio.wait({beating, requests}, return_when=asyncio.FIRST_COMPLETED)
-    if requests.done() and requests.exception() is None:
+    serving = asyncio.create_task(_serve(connecting, first, reader, send))
+    await asyncio.wait({beating, serving}, return_when=asyncio.FIRST_COMPLETED)
+    error = (beating if beating.done() else serving).exception()
+    if error is None:
         return 0
-    error = (beating if beating.done() else requests).exception()
     log.error("Ray cannot be used", exc_info=error)
     send({"kind": "failed", "reason": (str(error).strip().splitlines() or [repr(error)])[0]})
     with suppress(OSError):
         await writer.drain()
     return 1
+
+
+async def _connect(first: Frame) -> Any:
+    """Wait until somebody listens at Ray's address, connect, and return the module. Raises what Ray raises, and
+    TimeoutError if it does not return: without a head it may never do."""
+    host, _, port = first["address"].rpartition(":")
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            break
+        await asyncio.sleep(AGAIN_S)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await asyncio.to_thread(connect_ray, first["address"], first["instance"])
+    except TimeoutError:
+        raise TimeoutError(f"{first['address']} listens, and does not answer within {CONNECT_S:g} s") from None
 
 
 async def _beat(connecting: asyncio.Task[Any], send: Callable[[Frame], None]) -> None:

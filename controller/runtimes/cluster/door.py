@@ -13,9 +13,9 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -54,8 +54,8 @@ class JoinRequest(Wire):
     now: float
     ports: tuple[int, ...] = ()
     """Ports at its address where it listens now, to see whether the head reaches them."""
-    is_leaving: bool = False
-    """It asks for nothing, and has left."""
+    intent: Literal["join", "drain", "left"] = "join"
+    """`drain`: it is to be drained, because it wants to leave. `left`: it has, and is to be forgotten."""
 
 
 class JoinReply(Wire):
@@ -70,6 +70,8 @@ class JoinReply(Wire):
     """Address of Ray's head, `ADDRESS:PORT`."""
     runtime: str = ""
     is_insecure: bool = False
+    engines_left: int = 0
+    """Engines on a host that is drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,25 @@ class KnownHost:
 
 
 class DoorError(Exception):
-    """The head cannot be asked: nobody answers, or what answers is no head of this token. The message is a sentence
-    without an end. `is_passing`: a later try may succeed."""
+    """The head, or its controller, cannot be asked or refuses. The message has no end. `is_passing`: a
+    later try may succeed."""
 
     def __init__(self, message: str, *, is_passing: bool) -> None:
         super().__init__(message)
         self.is_passing = is_passing
+
+
+class HostRegister(Protocol):
+    """What a door asks of the head's controller. Each method raises DoorError."""
+
+    async def list_hosts(self) -> Iterable[KnownHost]:
+        """Return the hosts that the controller lists."""
+
+    async def drain_host(self, name: str) -> int:
+        """Drain a host, and return how many engines it has left."""
+
+    async def remove_host(self, name: str) -> None:
+        """Forget a host, as soon as it no longer answers."""
 
 
 def check_request(request: JoinRequest, head: HeadFacts, hosts: Iterable[KnownHost], now: float) -> str | None:
@@ -115,7 +130,8 @@ def check_request(request: JoinRequest, head: HeadFacts, hosts: Iterable[KnownHo
     host = f"host {request.name}"
     if HOST_NAME.fullmatch(request.name) is None:
         return f"{request.name!r:.80} is no name of a host: lower case letters, digits, dots and dashes (--name)"
-    if (request.door_version, request.schema_version) != (DOOR_VERSION, HOSTS_VERSION):
+    # An upgrade begins with the head, so that the hosts are one version behind for a while.
+    if request.door_version != DOOR_VERSION or abs(request.schema_version - HOSTS_VERSION) > 1:
         return (
             f"{host} speaks version {request.schema_version} of the hosts' messages (Roundhouse {request.roundhouse}), "
             f"and the head version {HOSTS_VERSION}: install the head's version of Roundhouse there"
@@ -176,19 +192,19 @@ class Door:
         head: HeadFacts,
         token: str,
         *,
-        list_hosts: Callable[[], Awaitable[Iterable[KnownHost]]],
+        register: HostRegister,
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
-        """`list_hosts` returns those that the controller lists, and raises DoorError if it cannot. `clock` returns Unix
-        time. `say` takes a line for the operator."""
+        """`clock` returns Unix time. `say` takes a line for the operator."""
         self._head = head
         self._token = token
-        self._list_hosts = list_hosts
+        self._register = register
         self._clock = clock
         self._say = say
         self._joining: dict[str, str] = {}
         """Names that were let in last, to their addresses: the controller may not list them yet."""
+        self._removing: asyncio.Task[None] | None = None
         self._asking = asyncio.Semaphore(_MOST_ASKING)
 
     async def serve(self) -> asyncio.Server:
@@ -223,14 +239,17 @@ class Door:
         await writer.drain()
 
     async def _decide(self, request: JoinRequest) -> JoinReply:
-        if request.is_leaving:
-            self._joining.pop(request.name, None)
-            self._say(f"host {request.name} ({request.address}) has left")
-            return JoinReply()
         try:
-            hosts = list(await self._list_hosts())
+            if request.intent == "drain":
+                return JoinReply(engines_left=await self._register.drain_host(request.name))
+            if request.intent == "left":
+                self._joining.pop(request.name, None)
+                self._say(f"host {request.name} ({request.address}) has left")
+                self._removing = asyncio.create_task(self._register.remove_host(request.name))
+                return JoinReply()
+            hosts = list(await self._register.list_hosts())
         except DoorError as error:
-            return JoinReply(refusal=str(error), is_passing=True)
+            return JoinReply(refusal=str(error), is_passing=error.is_passing)
         known = {each.name for each in hosts}
         joining = [KnownHost(name, address, "joining") for name, address in self._joining.items() if name not in known]
         refusal = check_request(request, self._head, [*hosts, *joining], self._clock())

@@ -26,6 +26,8 @@ NAME_VARIABLE: Final = "ROUNDHOUSE_HOST_NAME"
 LABELS_VARIABLE: Final = "ROUNDHOUSE_HOST_LABELS"
 """Comma-separated, as `disk=fast,room=2`."""
 ADDRESS_VARIABLE: Final = "ROUNDHOUSE_HOST_ADDRESS"
+JOIN_VARIABLE: Final = "ROUNDHOUSE_HOST_JOIN"
+"""Another text in each run of `roundhouse join`."""
 LOCK_NAME: Final = "host.lock"
 """In the state folder: held by the one actor that may act there. It holds the installation's name."""
 LOCK_WAIT_S: Final = 5.0
@@ -153,4 +155,5 @@ def describe_host(environment: Mapping[str, str]) -> dict[str, Any]:
         "labels": {label.strip(): value.strip() for label, _, value in labels},
         "versions": {"roundhouse": __version__, "python": platform.python_version()},
         "schema_version": HOSTS_VERSION,
+        "join": environment.get(JOIN_VARIABLE, ""),
     }

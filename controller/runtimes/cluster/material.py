@@ -5,6 +5,7 @@ one file that the head makes. Who has it may run programs on every host.
 
     join.json   the material; on the head, and wherever `roundhouse join` is given it
     ray-token   the token, as Ray reads it
+    host.json   where a host has joined
     ca.crt, host.crt, host.key   the authority's certificate, and the host's own with its key, as PEM
 
 Every file has mode 0600. Needs the package `cryptography`, which comes with the extra `cluster`.
@@ -36,8 +37,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.atomic_write import write_atomic
 
 MATERIAL_NAME: Final = "join.json"
+MEMBERSHIP_NAME: Final = "host.json"
 MATERIAL_VERSION: Final = 1
-"""Version of the file. Increase it when an older reader would misread the new format."""
+"""Version of both files. Increase it when an older reader would misread the new format."""
 AUTHORITY_NAME: Final = "Roundhouse hosts"
 """Name of the certificates' issuer; they are recognized by its key, not by it."""
 VALID_FOR: Final = timedelta(days=3650)
@@ -66,6 +68,30 @@ class JoinMaterial(BaseModel):
     """The authority's private key, PEM."""
     is_insecure: bool = False
     """Whether the head was started with `--insecure-private-network`: nothing is encrypted then."""
+
+
+class Membership(BaseModel):
+    """The content of `host.json`: where a host has joined, and as what. `head`: `ADDRESS:PORT` of Ray."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    schema_version: int = MATERIAL_VERSION
+    head: str
+    name: str
+    address: str
+
+
+def write_membership(state: Path, membership: Membership) -> None:
+    """Write `host.json`. Blocks. Raises OSError."""
+    write_atomic(cluster_folder(state) / MEMBERSHIP_NAME, membership.model_dump_json().encode())
+
+
+def read_membership(state: Path) -> Membership | None:
+    """Return where the host with this state folder has joined; None: it is none that did. Blocks."""
+    try:
+        return Membership.model_validate_json((cluster_folder(state) / MEMBERSHIP_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import psutil
 
@@ -40,9 +40,11 @@ from controller.runtimes.cluster.material import (
     HostFiles,
     JoinMaterial,
     MaterialError,
+    Membership,
     cluster_folder,
     read_material,
     write_host_files,
+    write_membership,
 )
 from controller.runtimes.cluster.ray_carrier import build_ray_environment
 from controller.runtimes.cluster.relay_keeper import list_relay_names
@@ -65,7 +67,7 @@ STARTED_S: Final = 40.0
 ENDS_S: Final = 3.0
 """Seconds that Ray gets to end."""
 FIRST_WAIT_S: Final = 0.5
-MOST_WAIT_S: Final = 15.0
+MOST_WAIT_S: Final = 3.0
 """Seconds between two questions at a head that does not answer, at most."""
 _SOCKET_BYTES: Final = 42
 """Length of a folder in which the paths of Ray's sockets are not too long."""
@@ -142,6 +144,31 @@ def read_instance(state: Path) -> str | None:
     with suppress(OSError):
         return (state / LOCK_NAME).read_text().strip() or None
     return None
+
+
+def make_request(
+    name: str,
+    address: str,
+    state: Path,
+    runtime: str,
+    *,
+    ports: Sequence[int] = (),
+    intent: Literal["join", "drain", "left"] = "join",
+) -> JoinRequest:
+    """Return what this machine says to the head's door. `runtime` `auto`: it takes the head's. Blocks. Raises
+    RefusedError."""
+    return JoinRequest(
+        name=name,
+        address=address,
+        runtime=None if runtime == "auto" else runtime,
+        ray=ray_version() or "",
+        python=platform.python_version(),
+        roundhouse=__version__,
+        instance=read_instance(state),
+        now=time.time(),
+        ports=tuple(ports),
+        intent=intent,
+    )
 
 
 def sign_host(material: JoinMaterial, state: Path, name: str, address: str, *, now: float) -> HostFiles:
@@ -263,6 +290,9 @@ class _Program:
         if reply.is_insecure:
             self.say("nothing is encrypted between the hosts: the head was started with --insecure-private-network")
         material = material.model_copy(update={"is_insecure": reply.is_insecure})
+        arguments = self.arguments
+        cluster_folder(self.state).mkdir(mode=0o700, exist_ok=True)
+        write_membership(self.state, Membership(head=reply.address, name=arguments.name, address=arguments.address))
         return await self._run_ray(material, reply.address, reply.runtime, is_head=False)
 
     async def _ask(self, material: JoinMaterial) -> JoinReply | None:
@@ -273,7 +303,10 @@ class _Program:
         while not self.stop.is_set():
             with ExitStack() as stack:
                 ports = [each for each in _host_ports(port) if _listen(stack, arguments.address, each)]
-                asking = asyncio.create_task(ask_door(head, port, material.token, self._make_request(ports)))
+                request = make_request(
+                    arguments.name, arguments.address, self.state, self.settings.runtime, ports=ports
+                )
+                asking = asyncio.create_task(ask_door(head, port, material.token, request))
                 stopping = asyncio.create_task(self.stop.wait())
                 await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
@@ -297,19 +330,6 @@ class _Program:
                 await asyncio.wait_for(self.stop.wait(), pause_s)
             pause_s = min(MOST_WAIT_S, pause_s * 2)
         return None
-
-    def _make_request(self, ports: Sequence[int]) -> JoinRequest:
-        return JoinRequest(
-            name=self.arguments.name,
-            address=self.arguments.address,
-            runtime=None if self.settings.runtime == "auto" else self.settings.runtime,
-            ray=ray_version() or "",
-            python=platform.python_version(),
-            roundhouse=__version__,
-            instance=read_instance(self.state),
-            now=time.time(),
-            ports=tuple(ports),
-        )
 
     async def _find_docker_problem(self, instance: str) -> str | None:
         from controller.runtimes import open_runtime
@@ -353,7 +373,10 @@ class _Program:
         )
         watched = {"raylet", "gcs_server"} if is_head else {"raylet"}
         node = RayNode(command, environment, cluster_folder(self.state) / "ray.log", watched)
-        words = await node.run(self.stop)
+        try:
+            words = await node.run(self.stop)
+        finally:
+            _end_earlier_actors(folder)
         if self.stop.is_set():
             return 0
         self.say(f"Ray has ended: {words}")

@@ -42,6 +42,8 @@ def test_a_host_that_fits_may_join_and_join_again() -> None:
     assert check_request(HOST, HEAD, [], NOW) is None
     again = HOST.model_copy(update={"instance": "abc", "runtime": "process"})
     assert check_request(again, HEAD, [B, KnownHost("c", "10.0.0.3", "ready")], NOW) is None
+    behind = again.model_copy(update={"schema_version": HOSTS_VERSION - 1})
+    assert check_request(behind, HEAD, [B], NOW) is None, "the head was upgraded first"
     moved = HOST.model_copy(update={"address": "10.0.0.9"})
     assert check_request(moved, HEAD, [KnownHost("b", "10.0.0.2", "lost")], NOW) is None
 
@@ -51,7 +53,7 @@ def test_a_host_that_fits_may_join_and_join_again() -> None:
     [
         ({"ray": "2.59.0"}, "Ray is 2.59.0 on host b and 2.60.0 on the head: `pip install ray==2.60.0` there"),
         ({"python": "3.12.1"}, "Python is 3.12.1 on host b and 3.11.7 on the head"),
-        ({"schema_version": HOSTS_VERSION + 1}, f"host b speaks version {HOSTS_VERSION + 1} of the hosts' messages"),
+        ({"schema_version": HOSTS_VERSION + 2}, f"host b speaks version {HOSTS_VERSION + 2} of the hosts' messages"),
         ({"runtime": "docker"}, "the runtime is docker on host b and process on the head"),
         ({"instance": "other"}, "the state folder of host b is of installation other, and the head's is abc"),
         ({"now": NOW + 61}, "the clock of host b is 61 s ahead of the head's"),
@@ -67,6 +69,24 @@ def test_a_host_that_does_not_fit_is_told_why(changes: dict[str, object], words:
     assert refusal is not None
     assert refusal.startswith(words)
     assert "\n" not in refusal
+
+
+class FakeRegister:
+    """A controller that lists these hosts, and of which `b` has two engines left."""
+
+    def __init__(self, hosts: Iterable[KnownHost]) -> None:
+        self.hosts = list(hosts)
+
+    async def list_hosts(self) -> list[KnownHost]:
+        return self.hosts
+
+    async def drain_host(self, name: str) -> int:
+        if not self.hosts:
+            raise DoorError(f"host {name} is the last one", is_passing=False)
+        return 2
+
+    async def remove_host(self, name: str) -> None:
+        self.hosts.remove(next(each for each in self.hosts if each.name == name))
 
 
 def _free_ports() -> int:
@@ -88,11 +108,8 @@ async def _open_door(hosts: Iterable[KnownHost] = ()) -> AsyncIterator[tuple[int
     said: list[str] = []
     port = _free_ports()
 
-    async def list_hosts() -> Iterable[KnownHost]:
-        return hosts
-
     facts = HeadFacts("abc", "127.0.0.1", port, "process", "2.60.0", "3.11.7", is_insecure=True)
-    door = Door(facts, TOKEN, list_hosts=list_hosts, clock=lambda: NOW, say=said.append)
+    door = Door(facts, TOKEN, register=FakeRegister(hosts), clock=lambda: NOW, say=said.append)
     server = await door.serve()
     async with server:
         yield port, said
@@ -125,6 +142,17 @@ async def test_a_port_that_the_head_cannot_reach_is_named_on_both_sides() -> Non
         assert reply.refusal.startswith(f"the head cannot reach 127.0.0.2 at port {closed} (")
         assert said == [f"host b (127.0.0.2) may not join: {reply.refusal}"]
         assert (await ask_door("127.0.0.1", port, TOKEN, HOST)).refusal is None, "it holds no name"
+
+
+async def test_a_host_that_leaves_is_drained_and_forgotten() -> None:
+    hosts = [B]
+    async with _open_door(hosts) as (port, said):
+        drain, left = (HOST.model_copy(update={"intent": each}) for each in ("drain", "left"))
+        assert (await ask_door("127.0.0.1", port, TOKEN, drain)).engines_left == 2
+        assert (await ask_door("127.0.0.1", port, TOKEN, left)).refusal is None
+    assert said == ["host b (10.0.0.2) has left"]
+    async with _open_door() as (port, _):
+        assert (await ask_door("127.0.0.1", port, TOKEN, drain)).refusal == "host b is the last one"
 
 
 async def test_another_token_is_refused_on_both_sides_and_never_sent() -> None:
