@@ -16,7 +16,7 @@ from contract.hosts import EngineTls, HostReplica, HostReplicaId
 from contract.routing import Endpoint
 from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD
 from controller.runtimes.cluster.material import ensure_material, write_host_files
-from controller.runtimes.cluster.relay_keeper import RelayKeeper, describe_tls, list_relay_names
+from controller.runtimes.cluster.relay_keeper import RelayKeeper, describe_tls, list_relay_names, relay_folder
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -47,7 +47,7 @@ class RelaySite:
         material = ensure_material(folder, "i", is_insecure=False, now=time.time())
         self.files = write_host_files(material, folder, list_relay_names("b"), [HOST], now=time.time())
         self.port = free_port()
-        self.keeper = RelayKeeper(folder, "b", HOST, self.port, None if is_insecure else self.files)
+        self.keeper = RelayKeeper(relay_folder(folder), "b", HOST, self.port, None if is_insecure else self.files)
         self.context = HostContexts().find_context(describe_tls(self.files, ""))
 
     async def publish(self, *replicas: HostReplica) -> tuple[HostReplica, ...]:
@@ -55,7 +55,7 @@ class RelaySite:
 
     def pid(self) -> int | None:
         """Process of the relay that listens."""
-        return find_relay(self.folder)
+        return find_relay(relay_folder(self.folder))
 
     async def open(self, tls: EngineTls | None, **options: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         name = tls.server_name if tls is not None else CHECK_NAME

@@ -29,8 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-import uvloop
-
 log = logging.getLogger("host_relay")
 
 CHECK_NAME: Final = "relay.roundhouse.internal"
@@ -445,6 +443,8 @@ async def _main(path: Path, listener: socket.socket) -> None:
 
 def main() -> int:
     """Serve the table that the first argument names. Returns the exit code: 1 if it or its TLS cannot be read."""
+    import uvloop  # not for those who only want a name of this file
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each connection

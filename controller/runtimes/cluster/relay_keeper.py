@@ -88,6 +88,12 @@ def read_place(state: Path) -> tuple[str, EngineTls | None] | None:
     return join_address(address, port), tls
 
 
+def end_relay(state: Path) -> None:
+    """End the relay of the host with this state folder, with what is open there, once its engines have ended. Nobody
+    may keep it running. Raises OSError."""
+    (relay_folder(state) / TABLE_NAME).unlink(missing_ok=True)
+
+
 def join_address(host: str, port: int) -> str:
     """Return an address with its port, as URLs have it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -28,7 +28,14 @@ from contract.routing import Endpoint, RoutingTable, Stamp
 from contract.tools import McpServerRoute
 from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES
 from controller.runtimes.cluster.material import ensure_material, write_host_files
-from controller.runtimes.cluster.relay_keeper import RelayKeeper, check_relay, describe_tls, list_relay_names
+from controller.runtimes.cluster.relay_keeper import (
+    RelayKeeper,
+    check_relay,
+    describe_tls,
+    end_relay,
+    list_relay_names,
+    relay_folder,
+)
 from gateway.control.inflight import InflightCounts
 from gateway.metrics.engine_scraper import EngineScraper
 from gateway.routing.table import LiveRoutes
@@ -146,6 +153,19 @@ async def test_a_replica_that_is_gone_closes_its_connections_at_once(site: Relay
             assert await reader.read() == b""
 
 
+async def test_the_end_of_a_host_ends_its_relay_with_what_is_open(tmp_path: Path) -> None:
+    site = RelaySite(tmp_path)
+    async with running(site), engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        reader, _ = await site.open(there.tls)
+        await site.keeper.close()
+        assert await site.is_up(), "it runs on, as engines do"
+        end_relay(tmp_path)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        await until("it has ended", lambda: site.pid() is None)
+
+
 async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
     """Of TLS the same, by its own end; Python's streams cannot send that alone."""
     site = RelaySite(tmp_path, is_insecure=True)
@@ -159,7 +179,7 @@ async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
         assert one.taken == [b"question"]
         # A further relay of this host knows the ports of the one before.
         await site.keeper.close()
-        later = RelayKeeper(tmp_path, "b", HOST, site.port, None)
+        later = RelayKeeper(relay_folder(tmp_path), "b", HOST, site.port, None)
         first, second = await later.publish([replica("rh-1", one.port), replica("rh-2", one.port)])
         assert (first.base_url, second.base_url) == (there.base_url, f"http://{HOST}:{site.port + 2}")
         (third,) = await later.publish([replica("rh-3", one.port)])
@@ -204,7 +224,7 @@ async def test_another_keeper_finds_the_relay_and_a_new_certificate_ends_it(site
         reader, writer = await site.open(there.tls)
         pid = site.pid()
         await site.keeper.close()
-        site.keeper = RelayKeeper(tmp_path, "b", HOST, site.port, site.files)
+        site.keeper = RelayKeeper(relay_folder(tmp_path), "b", HOST, site.port, site.files)
         assert await site.publish(replica("rh-1", one.port)) == (there,)
         await until("its own listens", lambda: site.pid() != pid)
         await until("it answers", site.is_up)
