@@ -155,6 +155,7 @@ class RelayKeeper:
         """Host and port of each engine by server name, and the port that it has here (0: the relay's)."""
         self._last_port = port
         self._written: bytes | None = None
+        self._changing = asyncio.Lock()
         self._own = secrets.token_hex(8)
         """Marks the table as this keeper's: the relay of another one leaves the port to this one's then."""
         self._digest = self._served = ""
@@ -168,6 +169,10 @@ class RelayKeeper:
 
     async def start(self) -> None:
         """Begin to keep the relay running. A second call does nothing."""
+        async with self._changing:
+            await self._start()
+
+    async def _start(self) -> None:
         if self._task is None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             await asyncio.to_thread(self._read_table)
@@ -177,7 +182,12 @@ class RelayKeeper:
     async def publish(self, replicas: Sequence[HostReplica]) -> tuple[HostReplica, ...]:
         """Tell the relay which replicas there are, and return them with the address at which it has them. Raises
         OSError if the table cannot be written."""
-        await self.start()
+        async with self._changing:  # the last word is the one that is written
+            await self._start()
+            await self._take_replicas(replicas)
+            return tuple(self._translate(each) for each in replicas)
+
+    async def _take_replicas(self, replicas: Sequence[HostReplica]) -> None:
         addresses = {name_server(each.name, self._host): _split(each.base_url) for each in replicas if each.base_url}
         before, self._replicas = self._replicas, {}
         kept = {name: before[name] for name in addresses if name in before}
@@ -185,7 +195,6 @@ class RelayKeeper:
             own_port = kept[name][2] if name in kept else self._choose_port(kept.values())
             self._replicas[name] = kept[name] = (engine_host, engine_port, own_port)
         await self._write_table()
-        return tuple(self._translate(each) for each in replicas)
 
     def _translate(self, replica: HostReplica) -> HostReplica:
         if replica.base_url is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -119,6 +120,16 @@ async def test_the_server_name_chooses_the_replica_and_bytes_arrive_as_they_were
         await until("the other one is asked", lambda: two.taken == [b"x"])
         writer.transport.abort()
         await until("an abort reaches the engine", lambda: two.ends)
+
+
+async def test_what_was_published_last_is_what_counts(tmp_path: Path) -> None:
+    site = RelaySite(tmp_path)
+    many = [replica(f"rh-{number}", 1000 + number) for number in range(20)]
+    tasks = [asyncio.create_task(site.publish(*many[:count])) for count in range(20, -1, -1)]
+    async with running(site):
+        await asyncio.gather(*tasks)
+        table = json.loads((relay_folder(tmp_path) / "relay.json").read_bytes())
+    assert table["replicas"] == {}
 
 
 async def test_strangers_and_unknown_names_are_refused_in_the_handshake(site: RelaySite, tmp_path: Path) -> None:
