@@ -52,6 +52,7 @@ from controller.runtimes.cluster.ray_node import (
     sign_host,
     split_head,
 )
+from controller.runtimes.cluster.runtime import NO_HOST
 from controller.runtimes.process.groups import send_signal
 from controller.settings import ControllerSettings
 from controller.state_dir import IDENTITY_NAME, StateDir, StateError, StateLockedError
@@ -124,7 +125,7 @@ async def serve_head(setup: HeadSetup, run: UpRun | ServiceRun, announcer: Annou
     """Run the programs of a head and its door, and return the exit code. Raises CommandError if the door's address is
     taken."""
 
-    asked = _Register(setup.settings)
+    asked = ControllerRegister(setup.settings)
     register = doors.HostRegister(asked.list_hosts, asked.drain_host, asked.remove_host)
     door = doors.Door(setup.facts, setup.token, register=register, clock=time.time, say=announcer.print_note)
     try:
@@ -144,21 +145,25 @@ async def serve_head(setup: HeadSetup, run: UpRun | ServiceRun, announcer: Annou
         server.close()
 
 
-class _Register:
+class ControllerRegister:
     """The controller of this machine, as the door asks it."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._url = settings.controller_url
 
     async def list_hosts(self) -> list[doors.KnownHost]:
+        """Return the hosts that the controller lists; none while it has never heard one. Raises DoorError."""
         try:
             async with AdminClient(self._url, ANSWER_S) as client:
                 listed = (await client.list_hosts()).hosts
         except CommandError as error:
-            raise doors.DoorError(f"the head's controller lists no hosts yet ({error})", is_passing=True) from None
+            if NO_HOST in str(error):  # a head without engines waits for its first host
+                return []
+            raise doors.DoorError("the head's controller has not seen its hosts yet", is_passing=True) from None
         return [doors.KnownHost(each.name, each.address, each.state) for each in listed]
 
     async def drain_host(self, name: str) -> int:
+        """Drain a host, and return how many engines it has left. Raises DoorError."""
         try:
             async with AdminClient(self._url, ANSWER_S) as client:
                 return len((await client.drain_host(name, is_drained=True)).engines)
@@ -166,6 +171,7 @@ class _Register:
             raise doors.DoorError(str(error), is_passing=isinstance(error, NoControllerError)) from None
 
     async def remove_host(self, name: str) -> None:
+        """Forget a host, once it no longer answers; give up after a minute."""
         for _ in range(REMOVE_TRIES):
             with suppress(CommandError):  # it still answers, or counts as if it did
                 async with AdminClient(self._url, ANSWER_S) as client:

@@ -7,6 +7,8 @@ import shutil
 import signal
 import time
 
+import pytest
+
 from cli.admin_client import AdminClient
 from cli.output import CommandError
 from controller.runtimes.cluster.material import MATERIAL_NAME, cluster_folder
@@ -59,6 +61,7 @@ class Site:
         print(f"{what}: {time.monotonic() - began_at:.1f} s")
 
 
+@pytest.mark.engines
 async def test_a_host_joins_comes_back_and_leaves() -> None:
     with ray_hosts("head", "b", "c", with_ray=False) as hosts:
         site = Site(hosts)

@@ -147,6 +147,8 @@ class RayCarrier:
         self._keys = secrets.token_hex(8)
         self._writer: asyncio.StreamWriter | None = None
         """To the connected bridge. None: there is none."""
+        self._connected_at = 0.0
+        """Since when (monotonic)."""
         self._blind_since = time.monotonic()
         """Since when no bridge has seen the hosts (monotonic)."""
         self._seen_at: float | None = None
@@ -185,9 +187,9 @@ class RayCarrier:
         """Whether a host that was heard is not heard because no bridge is there, or none was until a moment ago."""
         if host.last_heard is None or host.heard_at < self._blind_since - UNHEARD_S:
             return False
-        if self._seen_at is None:
-            return self._is_blind()
-        return host.heard_at < self._seen_at > time.monotonic() - REJOIN_S
+        if self._writer is not None and host.heard_at >= self._connected_at:
+            return False
+        return self._is_blind() if self._seen_at is None else time.monotonic() < self._seen_at + REJOIN_S
 
     def _read_file(self) -> None:
         try:
@@ -261,7 +263,7 @@ class RayCarrier:
             async with asyncio.timeout(deadline_s):
                 return await request.answer
         except TimeoutError:
-            if self._is_blind():
+            if self._is_excused(known) or (self._writer is None and self._is_blind()):
                 raise CarrierDownError(self._problem) from None
             raise HostSilentError(f"host {host} does not answer within {deadline_s:g} s") from None
         finally:
@@ -326,7 +328,7 @@ class RayCarrier:
             if frame is None:
                 return self._writer is not None
             if self._writer is None and frame.get("is_connected"):
-                self._writer = writer
+                self._writer, self._connected_at = writer, time.monotonic()
                 for request in self._requests.values():
                     self._send(request.frame)
             await self._take_frame(frame)

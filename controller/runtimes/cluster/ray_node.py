@@ -458,6 +458,7 @@ def main() -> int:
         stderr.write_line(f"roundhouse: {text}")
 
     arguments = _read_arguments(sys.argv[1:])
+    os.umask(0o077)  # Ray's logs, too, are nobody else's
     try:
         return asyncio.run(_Program(arguments, say).run())
     except RefusedError as error:

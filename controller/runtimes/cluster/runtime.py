@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NO_HOST: Final = "no host answers"
+"""Beginning of the reason why nothing was observed, where no host was ever heard."""
 ROUND_WAIT_S: Final = 1.0
 """Seconds that a round waits for the word of a host. A slower one answers for a later round."""
 OVERDUE_WAIT_S: Final = 0.25
@@ -339,7 +341,7 @@ class ClusterRuntime:
         if all(each.seen is None for each in self._hosts.values()):
             known_problems = sorted((name, each.problem) for name, each in self._hosts.items() if each.problem)
             problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)
-            raise RuntimeUnavailableError(f"no host answers: {problems or 'none has joined'}")
+            raise RuntimeUnavailableError(f"{NO_HOST}: {problems or 'none has joined'}")
         await self._keep_replicas()
         return [replica for _, known in sorted(self._hosts.items()) for replica in known.replicas.values()]
 

@@ -52,6 +52,7 @@ async def test_a_request_outlives_the_bridge_and_is_asked_with_the_same_key(tmp_
 async def test_hosts_are_not_silent_for_a_bridge_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with carrying(tmp_path, "hosts") as carrier:
         [heard, refused] = carrier.list_hosts()
+        assert not heard.is_excused, "this bridge has heard it"
         assert (heard.name, heard.labels, refused.refusal) == ("a", {"disk": "fast"}, "its state folder is another's")
         with pytest.raises(HostRefusedError, match="host r: its state folder is another's"):
             await carrier.call("r", "look", b"{}", 1)
