@@ -173,6 +173,18 @@ class MemoryFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayFacts:
+    """What is between this machine and the others of an installation with several hosts."""
+
+    address: str | None = None
+    """Address and port of this host's relay. None: this machine has none."""
+    problem: str | None = None
+    """Why the relay cannot be used, a sentence. None: it answers, or there is none."""
+    is_insecure: bool = False
+    """Whether nothing is encrypted between the machines."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """All facts about a host and an installation, read at about one time by `doctor_facts.read_facts`."""
 
@@ -184,6 +196,7 @@ class HostFacts:
     desired: DesiredFacts
     clock: ClockFacts
     memory: MemoryFacts
+    relay: RelayFacts = RelayFacts()
     setting_problems: tuple[tuple[str, str], ...] = ()
     """`ROUNDHOUSE_` variables that this version does not read, each with an explanation."""
 
@@ -363,6 +376,22 @@ def check_clock(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
+def check_relay(facts: HostFacts) -> Iterator[Finding]:
+    """Yield that this host's relay does not answer, so that its engines get no requests (a fault), or that nothing is
+    encrypted between the hosts (a warning)."""
+    if facts.relay.problem is not None:
+        yield fault(
+            f"{facts.relay.problem}; the engines here get no requests",
+            "look whether `roundhouse join` runs here, and into cluster/relay.log in the state folder",
+        )
+    if facts.relay.is_insecure:
+        yield warning(
+            "nothing is encrypted between this machine and the others of its installation: who is in their network "
+            "reads and changes all requests, and the token with which programs are run on every host",
+            "start `roundhouse head` without `--insecure-private-network`, and join every host anew",
+        )
+
+
 def check_memory(facts: HostFacts) -> Iterator[Finding]:
     """Yield faults: models that declare more main memory than engines may use, alone or together with the other enabled
     ones, and a limit above the host's memory; and warnings: models whose predicted memory is more than a GPU or main
@@ -430,6 +459,7 @@ HOST_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
         "disk": check_disks,
         "clock": check_clock,
         "memory": check_memory,
+        "relay": check_relay,
     }
 )
 """Name to check, in the order in which they are shown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ from cli.doctor_checks import (
     MemoryFacts,
     ModelFacts,
     PortFacts,
+    RelayFacts,
 )
 from cli.options import own_gateway_url
 from cli.output import CommandError
@@ -216,8 +218,25 @@ def read_facts(settings: ControllerSettings, environ: Mapping[str, str]) -> Host
         desired=desired,
         clock=_read_clock(settings.state, time.time()),
         memory=_read_memory(settings),
+        relay=_read_relay(settings.state.absolute()),
         setting_problems=tuple((change.subject, change.message) for change in changes),
     )
+
+
+def _read_relay(state: Path) -> RelayFacts:
+    """Ask this host's relay whether it is there, as the head does."""
+    from common.host_tls import HostContexts
+    from controller.runtimes.cluster.relay_keeper import check_relay, read_place, relay_folder
+
+    is_insecure = False
+    with suppress(OSError, ValueError, AttributeError):  # of a head
+        is_insecure = bool(json.loads((relay_folder(state) / "join.json").read_bytes()).get("is_insecure"))
+    place = read_place(state)
+    if place is None:
+        return RelayFacts(is_insecure=is_insecure)
+    address, tls = place
+    problem = asyncio.run(check_relay(address, tls, HostContexts()))
+    return RelayFacts(address, None if problem is None else problem.words, is_insecure or tls is None)
 
 
 def _read_runtime(settings: ControllerSettings) -> Literal["process", "docker", "auto"]:

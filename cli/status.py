@@ -420,6 +420,8 @@ def host_notes(listed: Sequence[HostStatus], *, is_cut_off: bool) -> Iterator[st
     for host in listed:
         if host.reason is not None:
             yield f"{host_title(host)} is {host.state}: {one_line(host.reason)}"
+        if host.is_insecure:
+            yield f"{host_title(host)} is reached without TLS: who is in that network reads and changes all it is sent"
         if host.gpu_error is not None and host.name:
             yield f"{host_title(host)}, GPUs: {one_line(host.gpu_error)}"
 

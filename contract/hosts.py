@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
+from pydantic import Field
+
 from contract.status import Wire
 
 HOSTS_VERSION: Final = 1
 """Version of these messages. Increase it when an older reader would misread the new format."""
+
+
+class EngineTls(Wire):
+    """How to open a connection to an engine of another host: with TLS, to the host's relay, whose address is the base
+    URL's."""
+
+    server_name: str = Field(description="Server name to ask for and to find in the certificate. It names the replica.")
+    authority: str = Field(default="", description="Path of the certificate authority's file, on the head.")
+    certificate: str = Field(default="", description="Path of the certificate that is shown, on the head.")
+    key: str = Field(default="", description="Path of its key, on the head.")
 
 
 class HostMessage(Wire):
@@ -71,6 +83,8 @@ class HostReplica(Wire):
     created_at: float
     started_at: float | None = None
     base_url: str | None = None
+    tls: EngineTls | None = None
+    """Through a relay with TLS; `base_url` is the relay's then. None: `base_url` is opened as it is."""
     claims: dict[str, int] = {}
     exit: HostExit | None = None
     image_id: str | None = None
@@ -148,6 +162,10 @@ class HostObservation(HostMessage):
     memory_mib: int | None = None
     is_memory_limited: bool = False
     models_free_mib: int | None = None
+    relay: str | None = None
+    """Address and port of its relay. None: it has none, and its engines are reached where they listen."""
+    is_insecure: bool = False
+    """Whether the relay has no TLS."""
     missing_paths: tuple[str, ...] = ()
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from contract.admin import Capabilities
+from contract.hosts import EngineTls
 from contract.keys import Key, Token
 from contract.status import SCHEMA_VERSION, ModelState, Wire
 from contract.tools import McpServerRoute, ToolCallRecord, ToolRoute
@@ -84,6 +85,12 @@ class Endpoint(Wire):
     )
     remote: bool = Field(
         default=False, description="true: a server outside of this installation. false: a replica of the controller."
+    )
+    tls: EngineTls | None = Field(
+        default=None,
+        description="How to open connections to the relay of another host, whose address is in `base_url`; absent: "
+        "none is between, and the URL says it all.",
+        exclude_if=lambda tls: tls is None,
     )
 
 

@@ -235,6 +235,18 @@ class HostStatus(Wire):
     )
     claimed_mib: int = Field(default=0, description="Main memory that engines there claim.")
     models_free_mib: int | None = Field(default=None, description="Free space of its models folder; null: not known.")
+    relay: str | None = Field(
+        default=None,
+        description="Address and port of its relay, through which its engines are reached; absent: they are reached "
+        "where they listen.",
+        exclude_if=lambda relay: relay is None,
+    )
+    is_insecure: bool = Field(
+        default_factory=bool,
+        description="Whether nothing between this head and the host is encrypted, as `--insecure-private-network` "
+        "wants it. Absent: false.",
+        exclude_if=lambda is_insecure: not is_insecure,
+    )
     engines: list[str] = Field(
         default_factory=list,
         description="Names of the replicas there that have not ended. Of a host that does not answer: as last seen.",

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from contract.hosts import EngineTls
 from contract.keys import Token
 from contract.status import Wire
 
@@ -307,6 +308,11 @@ class McpServerRoute(Wire):
     replica: str | None = Field(
         default=None,
         description="Name of the replica if the controller runs the server; null: the server is somebody else's.",
+    )
+    tls: EngineTls | None = Field(
+        default=None,
+        description="How to open connections to the relay of another host, as in an endpoint; absent: none is between.",
+        exclude_if=lambda tls: tls is None,
     )
     tools: tuple[str, ...] | None = Field(
         default=None, description="Names or patterns of the server's tools that are offered; null: all."

@@ -689,7 +689,7 @@ class Executor:
         assert calls is not None, "only a replica that can sleep is asked to"
         if replica.base_url is None:
             raise SleepError("it has no address")
-        return SleepTarget(replica.base_url, calls, self.replica_token(replica.name))
+        return SleepTarget(replica.base_url, calls, self.replica_token(replica.name), replica.tls)
 
     async def _change_sleep(self, action: PutToSleep | Wake, work: Coroutine[Any, Any, None], failure: str) -> None:
         """Do a sleep or a wake. One that fails leaves a fault, for which the next plan stops the replica."""

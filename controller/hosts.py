@@ -186,6 +186,11 @@ class Host:
     """Whether a setting keeps `memory_mib` below the machine's main memory."""
     models_free_mib: int | None = None
     """Free space of its models folder. None: not known."""
+    relay: str | None = None
+    """Address and port of its relay, through which its engines are reached. None: they are reached where they
+    listen."""
+    is_insecure: bool = False
+    """Whether the relay has no TLS: what is asked and answered there can be read and changed on the way."""
     missing_models: frozenset[str] = frozenset()
     """Names of declared models whose files are known not to be there."""
 

@@ -537,7 +537,7 @@ class Reconciler:
                 probe = REPLICA_ENGINES[model.backend].describe_probe(model.definition)
                 sleep = REPLICA_ENGINES[model.backend].describe_sleep(model.definition)
                 token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
-                targets[replica.name] = ProbeTarget(replica.base_url, probe, token, sleep, ready_since)
+                targets[replica.name] = ProbeTarget(replica.base_url, probe, token, sleep, ready_since, replica.tls)
         self._prober.track_targets(targets, kept_names)
         self._remotes.track_models([model for model in models.values() if not model.runs and model.replicas])
 
@@ -581,6 +581,7 @@ class Reconciler:
             health=health,
             ready_since=probed_health.ready_since or self._ready_since.get(replica.name),
             base_url=replica.base_url,
+            tls=replica.tls,
             claims=claims,
             start_claims=replica.claims,
             exit=self._redacted_exit(replica),

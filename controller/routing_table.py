@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from contract.hosts import EngineTls
 from contract.keys import Key, KeyDefinition
 from contract.routing import Endpoint, ModelRoute, RemoteProbe, RoutingTable, StartAttempt
 from contract.status import ModelState, ModelStatus
@@ -34,6 +35,8 @@ class ServerAddress:
     token: SecretStr | None = None
     reason: str | None = "it is not started"
     is_expected: bool = True
+    tls: EngineTls | None = None
+    """How to open connections to the relay of its host; None: none is between."""
 
 
 def build_permissions(
@@ -61,7 +64,8 @@ def find_addresses(
             replica = max(routable, key=lambda each: (each.created_at, each.name))
             token = tokens(replica.name)
             url = f"{replica.base_url}{HTTP_PATH}"
-            addresses[server] = ServerAddress(url, replica.name, SecretStr(token) if token else None, None, False)
+            secret = SecretStr(token) if token else None
+            addresses[server] = ServerAddress(url, replica.name, secret, None, False, replica.tls)
         else:
             is_expected = status.state in (ModelState.LOADING, ModelState.LOADED)
             cause = f": {status.last_error}" if status.last_error is not None else ""
@@ -74,7 +78,8 @@ def read_addresses(table: RoutingTable | None) -> dict[str, ServerAddress]:
     while nothing can be observed."""
     servers = table.mcp_servers if table is not None else ()
     return {
-        each.name: ServerAddress(each.url, each.replica, each.token, each.reason, each.is_expected) for each in servers
+        each.name: ServerAddress(each.url, each.replica, each.token, each.reason, each.is_expected, each.tls)
+        for each in servers
     }
 
 
@@ -134,6 +139,7 @@ def _server(name: str, server: McpServer, address: ServerAddress) -> McpServerRo
         is_expected=address.is_expected,
         replica=address.replica,
         token=address.token,
+        tls=address.tls,
         headers={header: SecretStr(value) for header, value in server.headers.items()},
         tools=None if server.tools is None else tuple(server.tools),
         timeout_s=server.timeout_s,
@@ -286,6 +292,7 @@ def _endpoint(
         index=replica.id.index,
         attempts=_start_attempts(replica, failed_starts),
         base_url=replica.base_url,
+        tls=replica.tls,
         token=SecretStr(token) if token else None,
         kv_cache_tokens=engine.kv_cache_tokens(model.definition, figures),
         preempts_when_full=engine.preempts_when_full,

@@ -187,6 +187,18 @@ class ControllerSettings(ProgramSettings):
         description="Seconds without a word from a host after which it counts as lost, and others take over its "
         "models. Only with several hosts.",
     )
+    host_relay_port: int | None = Field(
+        None,
+        ge=1,
+        le=64535,
+        description="TCP port of each host's relay, through which the head reaches the engines there; without TLS the "
+        "1000 ports after it, too. `roundhouse join` sets it; default: none, engines are reached where they listen.",
+    )
+    insecure_private_network: bool = Field(
+        False,
+        description="Whether nothing between the head and its hosts is encrypted, as `--insecure-private-network` "
+        "sets it: only for a network that nobody else is in.",
+    )
     retrieval: ServesRetrieval = True
     downloads: Literal["on", "off"] | None = Field(
         None,

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from contract.desired import Definition
+from contract.hosts import EngineTls
 from contract.keys import KeyDefinition
 from contract.tools import McpServer, ToolLimits
 from controller.hosts import Gpu, Host, UnreadGpu, is_memory_key, memory_key
@@ -327,6 +328,8 @@ class ObservedReplica:
     """Unix time at which the replica was first ready. None means never, as far as is known."""
     base_url: str | None = None
     """URL of the engine's HTTP server. None while it has no address."""
+    tls: EngineTls | None = None
+    """How to open connections to the relay of its host, whose address is in `base_url`. None: none is between."""
     claims: Mapping[str, int] = field(default_factory=dict)
     """MiB by GPU uuid or `HOST`: the claim at the start, or the use observed since, whichever is larger."""
     start_claims: Mapping[str, int] | None = None

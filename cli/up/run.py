@@ -546,7 +546,11 @@ async def stop_orphans(settings: ControllerSettings, *, grace_s: float, lock_wai
     try:
         # Engines of one runtime are still there when `auto` now chooses the other.
         kinds = ("process", "docker") if settings.runtime == "auto" and not settings.hosts else (settings.runtime,)
-        return [name for kind in kinds for name in await _stop_all(settings, store.instance, kind, grace_s)]
+        names = [name for kind in kinds for name in await _stop_all(settings, store.instance, kind, grace_s)]
+        from controller.runtimes.cluster.relay_keeper import end_relay
+
+        end_relay(settings.state)
+        return names
     finally:
         store.close()
 

@@ -13,7 +13,9 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
+from common.host_tls import HostContexts
 from common.network.answers import UnreadableAnswerError, gather_whole
+from contract.hosts import EngineTls
 from controller.engines.base import Engine, Probe, SleepCalls
 from controller.observe.health import (
     BUSY_STATUSES,
@@ -135,6 +137,8 @@ class ProbeTarget:
     ready_since: float | None = field(default=None, compare=False)
     """Unix time at which an earlier controller saw the engine ready; None: not known. An engine that was ready is not
     asked for a first token again, since that could queue behind the requests that the engine serves."""
+    tls: EngineTls | None = None
+    """How to open connections to the relay of its host; None: none is between."""
 
 
 @dataclass(slots=True)
@@ -168,6 +172,7 @@ class Prober:
         clock: Callable[[], float],
     ) -> None:
         self._session = session
+        self._contexts = HostContexts()
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(2.0, timeout_s))
         self._wake = wake
@@ -339,7 +344,8 @@ class Prober:
             path, body = target.sleep.canary_path, dict(target.sleep.canary_body)
         url = target.base_url + path
         try:
-            async with self._session.post(url, json=body, headers=_headers(target), timeout=timeout) as answer:
+            tls = self._contexts.list_options(target.tls)
+            async with self._session.post(url, json=body, headers=_headers(target), timeout=timeout, **tls) as answer:
                 text = await _read_text(answer)
                 if answer.status != 200:
                     return f"first token: HTTP {answer.status}: {text[:300]}", None
@@ -373,7 +379,8 @@ class Prober:
             return answer.status, await _read_text(answer)
 
     async def _get(self, target: ProbeTarget, path: str) -> tuple[int, str]:
-        async with self._session.get(target.base_url + path, headers=_headers(target), timeout=self._timeout) as answer:
+        url, tls = target.base_url + path, self._contexts.list_options(target.tls)
+        async with self._session.get(url, headers=_headers(target), timeout=self._timeout, **tls) as answer:
             return answer.status, await _read_text(answer)
 
 

@@ -15,7 +15,9 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
+from common.host_tls import HostContexts
 from common.network.answers import UnreadableAnswerError, gather_whole
+from contract.hosts import EngineTls
 from controller.engines.base import SleepCalls
 
 TIMEOUT_S: Final = 120.0
@@ -37,6 +39,8 @@ class SleepTarget:
     calls: SleepCalls
     token: str | None = field(default=None, repr=False)
     """Bearer token that the engine checks; None: it checks none."""
+    tls: EngineTls | None = None
+    """How to open connections to the relay of its host; None: none is between."""
 
 
 class Sleeper(Protocol):
@@ -54,6 +58,7 @@ class HttpSleeper:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
+        self._contexts = HostContexts()
 
     async def put_to_sleep(self, target: SleepTarget) -> None:
         """Put an idle engine to sleep, and return once it says that it sleeps. Raises SleepError for a call that fails
@@ -79,9 +84,9 @@ class HttpSleeper:
         headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
         try:
-            async with self._session.request(
-                method, target.base_url + path, json=body, headers=headers, timeout=timeout
-            ) as answer:
+            tls = self._contexts.list_options(target.tls)
+            url = target.base_url + path
+            async with self._session.request(method, url, json=body, headers=headers, timeout=timeout, **tls) as answer:
                 text = (await gather_whole(answer.content.iter_any())).decode(errors="replace")
         except (aiohttp.ClientError, OSError, TimeoutError, UnreadableAnswerError) as error:
             raise SleepError(f"{path}: {error or type(error).__name__}") from error

@@ -181,6 +181,8 @@ def _host_fields(host: Host, observed: ObservedState, claimed_mib: Mapping[str, 
         "memory_mib": host.memory_mib,
         "claimed_mib": claimed_mib.get(host.memory_key, 0),
         "models_free_mib": host.models_free_mib,
+        "relay": host.relay,
+        "is_insecure": host.is_insecure,
         "engines": sorted(engines),
     }
 

@@ -111,8 +111,13 @@ async def _open_cluster(settings: ControllerSettings, instance: str) -> Runtime:
     """Create the runtime over several hosts. Raises RuntimeUnavailableError as `open_runtime`."""
     from controller.runtimes.cluster.runtime import ClusterRuntime
 
-    file = settings.state.absolute() / "hosts" / "replicas.json"
-    if settings.hosts[0].startswith("ray:"):
+    state, files = settings.state.absolute(), None
+    file = state / "hosts" / "replicas.json"
+    if not settings.insecure_private_network and (settings.is_ray or settings.host_relay_port is not None):
+        from controller.runtimes.cluster.material import HostFiles
+
+        files = HostFiles.in_state(state)
+    if settings.is_ray:
         from controller.runtimes.cluster.ray_carrier import open_ray_hosts
 
         kind = settings.runtime
@@ -120,8 +125,8 @@ async def _open_cluster(settings: ControllerSettings, instance: str) -> Runtime:
             runtime = await open_runtime(settings.model_copy(update={"hosts": ()}), instance)
             kind = "docker" if runtime.kind == "docker" else "process"
             await runtime.close()
-        return ClusterRuntime(open_ray_hosts(settings, instance), kind=kind, file=file)
+        return ClusterRuntime(open_ray_hosts(settings, instance), kind=kind, file=file, relay_files=files)
     from controller.runtimes.cluster.local_carrier import open_local_hosts
 
     carrier = open_local_hosts(settings, instance, *read_memory_limit(settings))
-    return ClusterRuntime(carrier, kind="process", file=file)
+    return ClusterRuntime(carrier, kind="process", file=file, relay_files=files)

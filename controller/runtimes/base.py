@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from contract.desired import Definition
+from contract.hosts import EngineTls
 from controller.hosts import HOST, Gpu, GpuDriver, UnreadGpu
 from controller.state import Exit, Phase, PreflightResult, ReplicaId
 
@@ -90,6 +91,8 @@ class SeenReplica:
     started_at: float | None = None
     """When the engine's process was started; None: it was not, or the time is not known."""
     base_url: str | None = None
+    tls: EngineTls | None = None
+    """How to open connections to the relay of its host, whose address is in `base_url`. None: none is between."""
     claims: Mapping[str, int] = field(default_factory=dict)
     exit: Exit | None = None
     image_id: str | None = None

@@ -9,6 +9,7 @@ from typing import Final
 
 import aiohttp
 
+from common.host_tls import HostContexts
 from common.network.answers import UnreadableAnswerError, gather_whole
 from contract.routing import Endpoint
 from gateway.metrics.engine_exposition import EnginePage, merge_pages
@@ -37,6 +38,7 @@ class EngineScraper:
         self._page = ""
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
+        self._contexts = HostContexts()
 
     async def __aenter__(self) -> EngineScraper:
         # Not in __init__: aiohttp's sessions belong to a running event loop.
@@ -87,8 +89,8 @@ class EngineScraper:
     async def _fetch(self, endpoint: Endpoint) -> str | None:
         headers = {} if endpoint.token is None else {"Authorization": f"Bearer {endpoint.token.get_secret_value()}"}
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        url = f"{endpoint.base_url}/metrics"
-        async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
+        url, tls = f"{endpoint.base_url}/metrics", self._contexts.list_options(endpoint.tls)
+        async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False, **tls) as answer:
             if answer.status != 200:
                 return None
             body = await gather_whole(answer.content.iter_any(), most_bytes=MAX_BYTES)

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Collection
 from typing import NamedTuple
 
+from common.host_tls import HostContexts, reach_relay
 from contract.routing import Endpoint
 from gateway.upstream.connection import (
     ConnectionPool,
@@ -34,6 +35,9 @@ _MAX_HEADS = 64
 _LONGEST_KEPT_PATH = 64
 """Characters. Heads of longer paths, and of queries, are not kept: clients wrote them, and they do not recur."""
 _NEED_NO_BODY = ("GET", "DELETE")
+RELAY_HANDSHAKE_S = 8
+"""Seconds that the TLS of a connection to a host's relay may take besides. It needs turns of both programs, which a
+burst of connections on a busy machine makes long."""
 ABSENT_CONNECT_S = 0.1
 """Seconds that a connection to a replica which has left the routing table may still take: one that drains accepts it
 within milliseconds."""
@@ -77,6 +81,7 @@ class EngineClient:
         system's certificate authorities. `pool` None: a pool of its own; `close` closes a given pool as well."""
         self._connect_timeout_s = connect_timeout_s
         self._ssl_context = ssl_context
+        self._host_contexts = HostContexts()
         self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
         self._routes: dict[int, _EngineRoute] = {}
         self._connect_tasks: dict[asyncio.Task[None], _Connecting] = {}
@@ -191,7 +196,8 @@ class EngineClient:
         self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: RequestBody
     ) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            limit_s = self._connect_timeout_s + (0 if origin.address.through is None else RELAY_HANDSHAKE_S)
+            async with asyncio.timeout(limit_s):
                 connection = await self._open_connection(origin)
         except (OSError, UnicodeError) as error:
             call.fail_call(self._explain_refusal(error), error)
@@ -216,14 +222,20 @@ class EngineClient:
         return EngineRefusedError()
 
     async def _open_connection(self, origin: Origin[EngineConnection]) -> EngineConnection:
-        tls, host, port = origin.address
-        if tls and self._ssl_context is None:
+        tls, host, port, through = origin.address
+        if tls and through is None and self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()
+        context = self._ssl_context if through is None else self._host_contexts.find_context(through)
         connection = EngineConnection(origin, self._pool)
         try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection, host, port, ssl=self._ssl_context if tls else None
-            )
+            loop = asyncio.get_running_loop()
+            if through is None:
+                await loop.create_connection(lambda: connection, host, port, ssl=context if tls else None)
+            else:
+                async with asyncio.timeout(self._connect_timeout_s):
+                    reached = await reach_relay(host, port)
+                name = through.server_name
+                await loop.create_connection(lambda: connection, sock=reached, ssl=context, server_hostname=name)
         except BaseException:
             connection.give_up()
             raise

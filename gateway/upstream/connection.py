@@ -590,6 +590,8 @@ class EngineConnection(asyncio.Protocol):
 
     def _close_unasked(self) -> None:
         # The peer closes an idle connection, or sends an answer without a request, which the next one must not get.
+        if not hasattr(self, "_transport"):
+            return  # it was given up, and TLS tells of its end all the same
         self._pool.withdraw_idle(self)
         self.abort()
 

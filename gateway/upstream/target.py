@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from contract.hosts import EngineTls
 from contract.routing import Endpoint
 
 _BASE_URL = re.compile(
@@ -30,6 +31,8 @@ class Address(NamedTuple):
     host: str
     """Name or IP address in lower case; IPv6 without brackets."""
     port: int
+    through: EngineTls | None = None
+    """How the host's relay at this address is opened; None: no relay is there."""
 
 
 class Target(NamedTuple):
@@ -64,7 +67,7 @@ def target_of(endpoint: Endpoint) -> Target:
         raise ValueError("the port in its base_url is not between 1 and 65535")
     host = match["host"]
     return Target(
-        address=Address(tls, host.strip("[]").lower(), port),
+        address=Address(tls, host.strip("[]").lower(), port, endpoint.tls),
         base_path=match["path"] or "",
         host_header=(host if port == default_port else f"{host}:{port}").encode(),
         authorization=_authorization(endpoint),

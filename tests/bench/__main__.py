@@ -19,6 +19,7 @@ BENCHES = (
     "size",
     "gateway",
     "pace",
+    "relay",
     "features",
     "translation",
     "admin",
@@ -36,6 +37,7 @@ BENCHES = (
 WITH_OPTIONS = (
     "gateway",
     "pace",
+    "relay",
     "features",
     "engine",
     "tokens",
@@ -78,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="make bench ARGS=",
         epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile. "
-        "Of pace alone: --rounds N, --without NAME. Of features alone: --rounds N. "
+        "Of pace alone: --rounds N, --without NAME. Of relay alone: --rounds N. Of features alone: --rounds N. "
         "Of engine alone: --rounds N, --without llama-server|vllm|fake, --only WORDS, --pinned. "
         "Of tokens alone: --rounds N. Of streams alone: --rounds N, --against CHECKOUT. Of affinity alone: --rounds N. "
         "Of rag alone: --only PART, --chunks N, --rounds N, --without SIDE, --quick. Of health alone: --seconds N. "

@@ -62,8 +62,8 @@ class Sample:
 class Clients:
     """Those that ask again and again, from when they are made."""
 
-    def __init__(self, target: Target, load: Load, secret: str) -> None:
-        self._target, self._load, self._secret = target, load, secret
+    def __init__(self, target: Target, load: Load, secret: str, model: str) -> None:
+        self._target, self._load, self._secret, self._model = target, load, secret, model
         self._done = 0
         self._opened: list[Connection] = []
         self.first_s: list[float] = []
@@ -86,7 +86,7 @@ class Clients:
         await asyncio.sleep(self._load.longest_s * number / self._load.clients)
         while True:
             wanted = chance.choice(TOKENS)
-            fields = {"stream": True, "max_tokens": wanted, "user": f"step:{self._load.step_s}"}
+            fields = {"stream": True, "max_tokens": wanted, "user": f"step:{self._load.step_s}", "model": self._model}
             begun = time.perf_counter()
             await connection.ask(request_bytes(self._target.port, self._secret, **fields))
             assert connection.events >= wanted
@@ -95,8 +95,8 @@ class Clients:
             connection.events = 0
 
 
-async def _measure(target: Target, load: Load, secret: str) -> Sample:
-    clients = Clients(target, load, secret)
+async def measure_load(target: Target, load: Load, secret: str, model: str = "bench") -> Sample:
+    clients = Clients(target, load, secret, model)
     asking = asyncio.create_task(clients.ask())
     await asyncio.sleep(load.longest_s * 1.5)
     clients.first_s.clear()
@@ -120,7 +120,7 @@ async def _measure_all(rounds: int, wanted: Sequence[str]) -> list[Figure]:
             samples: dict[str, list[Sample]] = {target.name: [] for target in running}
             for number in range(rounds):
                 for target in running[:: 1 if number % 2 == 0 else -1]:
-                    samples[target.name].append(await _measure(target, load, secret))
+                    samples[target.name].append(await measure_load(target, load, secret))
             figures += _figures(load, samples)
     return figures
 

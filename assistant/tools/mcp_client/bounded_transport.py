@@ -120,14 +120,22 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     `calls` of answers, and of connections that are refused or break."""
 
     def __init__(
-        self, inner: httpx2.AsyncBaseTransport, *, max_output_kib: int, within_s: float, calls: RunningCalls
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        *,
+        max_output_kib: int,
+        within_s: float,
+        calls: RunningCalls,
+        server_name: str | None = None,
     ) -> None:
         """`max_output_kib`: the cap of a tool's output, as declared for the server. `within_s` bounds the whole answer,
-        head and body; the end of a session (DELETE) gets `_CLOSE_S`."""
+        head and body; the end of a session (DELETE) gets `_CLOSE_S`. `server_name`: what TLS asks for; None: the URL's
+        host."""
         self._inner = inner
         self._max_output_kib = max_output_kib
         self._within_s = within_s
         self._calls = calls
+        self._server_name = server_name
         self.most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_FACTOR * 1024 * max_output_kib)
         """Largest answer in bytes."""
         self.left_out: list[str] = []
@@ -144,6 +152,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         request.headers["accept-encoding"] = "identity"
         may_listen = request.method == "GET" or request.headers.get("mcp-method") == LISTENING_METHOD
         within_s = _CLOSE_S if request.method == "DELETE" else self._within_s
+        if self._server_name is not None:
+            request.extensions = {**request.extensions, "sni_hostname": self._server_name}
         if not may_listen:
             timeouts = {**request.extensions.get("timeout", {}), "read": within_s, "write": within_s}
             request.extensions = {**request.extensions, "timeout": timeouts}

@@ -11,6 +11,7 @@ import json
 import logging
 import random
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
@@ -66,6 +67,7 @@ from assistant.tools.mcp_client.catalog import (
     ServerStatus,
 )
 from assistant.tools.spec import ToolCall, ToolResult, ToolSpec, cut_texts
+from common.host_tls import HostContexts
 from contract.errors import RoundhouseError
 from contract.tools import GET_PROMPT, READ_RESOURCE, SEPARATOR, McpServerRoute, write_tool_name
 from gateway.control.inflight import InflightCounts
@@ -532,7 +534,10 @@ class ServerConnection:
         """Return a client that is to be entered."""
         route = self.route
         assert route.url is not None
-        tls = await asyncio.to_thread(httpx2.create_ssl_context) if route.url.startswith("https:") else False
+        if route.tls is not None:
+            tls: ssl.SSLContext | bool = await asyncio.to_thread(HostContexts().find_context, route.tls)
+        else:
+            tls = await asyncio.to_thread(httpx2.create_ssl_context) if route.url.startswith("https:") else False
         transport = BoundedTransport(
             httpx2.AsyncHTTPTransport(
                 verify=tls,
@@ -543,6 +548,7 @@ class ServerConnection:
             max_output_kib=route.max_output_kib,
             within_s=route.timeout_s + CONNECT_S,
             calls=self._calls,
+            server_name=route.tls.server_name if route.tls is not None else None,
         )
         headers = {name: value.get_secret_value() for name, value in route.headers.items()}
         if route.token is not None:

@@ -71,6 +71,7 @@ class HostActor:
         from controller.runtimes import open_runtime, read_memory_limit
         from controller.runtimes.cluster.carrier import repeat_work
         from controller.runtimes.cluster.host_service import HostService
+        from controller.runtimes.cluster.relay_keeper import open_relay
         from controller.settings import load_settings
 
         if "OMP_NUM_THREADS" not in read_own_environment():
@@ -84,7 +85,11 @@ class HostActor:
         runtime = await open_runtime(settings, instance)
         memory_mib, is_limited = read_memory_limit(settings)
         models = settings.models.absolute()
-        self._service = HostService(runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_limited)
+        host = describe_host(os.environ)
+        relay = open_relay(settings, state, host["name"], host["address"] or "127.0.0.1")
+        self._service = HostService(
+            runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_limited, relay=relay
+        )
         self._watch = asyncio.create_task(repeat_work(self._follow_runtime, "following the runtime", 1.0))
         return None
 

@@ -44,6 +44,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import read_stamps
 from controller.engines import REPLICA_ENGINES, get_engine
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.cluster.relay_keeper import RelayKeeper
 from controller.state import ReplicaId
 
 log = logging.getLogger(__name__)
@@ -119,11 +120,14 @@ class HostService:
         models: ModelRoots | None = None,
         memory_mib: int | None = None,
         is_memory_limited: bool = False,
+        relay: RelayKeeper | None = None,
     ) -> None:
         """`models`: the models folders of this host; None: nothing is said of files and free space. `memory_mib` and
-        `is_memory_limited`: as in `Host`."""
+        `is_memory_limited`: as in `Host`. `relay`: that of this host, which `close` closes; None: the controller and
+        the gateway reach the engines where they listen."""
         self.runtime = runtime
         self._models = models
+        self._relay = relay
         self._memory_mib = memory_mib
         self._is_memory_limited = is_memory_limited
         self._unified: frozenset[str] = frozenset()
@@ -166,6 +170,11 @@ class HostService:
                 reply = HostReply(error=HostError(kind="internal", message=f"{method} failed: {error!r}"))
         return reply.model_dump_json().encode()
 
+    async def close(self) -> None:
+        """Close the relay's keeper. The relay runs on as long as engines do."""
+        if self._relay is not None:
+            await self._relay.close()
+
     async def _observe(self, request: ObserveRequest) -> HostObservation:
         runtime = self.runtime
         replicas, error = None, None
@@ -177,12 +186,18 @@ class HostService:
             gpus = await runtime.read_gpus()
         except RuntimeUnavailableError as problem:
             gpus, error = None, error or str(problem)
+        listed = None if replicas is None else tuple(to_message(HostReplica, each) for each in replicas)
+        if self._relay is not None and listed is not None:
+            try:
+                listed = await self._relay.publish(listed)
+            except OSError as problem:
+                listed, error = None, f"its relay cannot be told of its engines: {problem}"
         self._unified |= {gpu.uuid for gpu in gpus or () if gpu.is_unified}
         driver = runtime.get_gpu_driver()
         return HostObservation(
             runtime=runtime.kind,
             versions={"roundhouse": __version__},
-            replicas=None if replicas is None else tuple(to_message(HostReplica, each) for each in replicas),
+            replicas=listed,
             error=error,
             gpus=None if gpus is None else tuple(to_message(HostGpu, each) for each in gpus),
             gpu_error=runtime.get_gpu_error(),
@@ -192,6 +207,8 @@ class HostService:
             memory_mib=self._memory_mib,
             is_memory_limited=self._is_memory_limited,
             models_free_mib=await asyncio.to_thread(self._read_free_mib),
+            relay=None if self._relay is None else self._relay.address,
+            is_insecure=self._relay is not None and self._relay.is_insecure,
             missing_paths=await self._find_missing(frozenset(request.model_paths)),
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, HostSilentError, repeat_work
 from controller.runtimes.cluster.host_service import HostService
+from controller.runtimes.cluster.relay_keeper import list_relay_names, open_relay
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings
 
@@ -175,6 +176,7 @@ class LocalCarrier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for host in self._hosts.values():
+            await host.service.close()
             await host.service.runtime.close()
 
     # For tests.
@@ -196,12 +198,28 @@ def open_local_hosts(
     """Return a carrier of the hosts of `settings.hosts`, each with a ProcessRuntime, with a folder below `hosts` in the
     state folder and a loopback address of its own: 127.0.0.2 and so on. All have the same models folders, and each has
     `memory_mib` of main memory, and the GPUs of this machine: where there are some, let models of one host use them.
-    Raises OSError if a folder cannot be made."""
+    With `settings.host_relay_port` each has a relay. Raises OSError if a folder cannot be made."""
     models, services, addresses, folders = settings.models.absolute(), {}, {}, {}
     for number, name in enumerate(settings.hosts, start=2):
         folders[name] = folder = settings.state.absolute() / "hosts" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         addresses[name] = address = f"127.0.0.{number}"
         runtime = ProcessRuntime(instance, folder, models, log_mib=settings.engine_log_mib, host=address)
-        services[name] = HostService(runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited)
+        relay = open_relay(settings, folder, name, address)
+        services[name] = HostService(
+            runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited, relay=relay
+        )
+    if settings.host_relay_port is not None and not settings.insecure_private_network:
+        _sign_hosts(settings, instance, folders)
     return LocalCarrier(services, addresses=addresses, folders=folders)
+
+
+def _sign_hosts(settings: ControllerSettings, instance: str, folders: Mapping[str, Path]) -> None:
+    """Write certificates as of a head and of hosts that joined, where there are none. Raises OSError."""
+    from controller.runtimes.cluster.material import HostFiles, ensure_material, write_host_files  # the extra `cluster`
+
+    state = settings.state.absolute()
+    material = ensure_material(state, instance, is_insecure=False, now=time.time())
+    for place, names in [(state, ["head"]), *((folder, list_relay_names(name)) for name, folder in folders.items())]:
+        if not HostFiles.in_state(place).key.exists():
+            write_host_files(material, place, names, [], now=time.time())

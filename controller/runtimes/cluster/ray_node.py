@@ -47,6 +47,7 @@ from controller.runtimes.cluster.material import (
     write_membership,
 )
 from controller.runtimes.cluster.ray_carrier import build_ray_environment
+from controller.runtimes.cluster.relay_keeper import list_relay_names
 from controller.settings import SettingsError, load_settings
 from controller.state_dir import IDENTITY_NAME, Identity, StateDir, StateError
 
@@ -127,6 +128,7 @@ def build_environment(
     tls = None if is_insecure else (files.certificate, files.key, files.authority)
     kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(gcs)} if gcs is not None else {}
     own = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+    own["ROUNDHOUSE_INSECURE_PRIVATE_NETWORK"] = "true" if is_insecure else "false"
     return {**own, "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1", **build_ray_environment(files.token, tls), **kept}
 
 
@@ -171,7 +173,7 @@ def make_request(
 
 def sign_host(material: JoinMaterial, state: Path, name: str, address: str, *, now: float) -> HostFiles:
     """Write the files that a host of this name and address shows to others. Blocks. Raises OSError."""
-    names = [name, "localhost", f"*.{name}.roundhouse.internal", "relay.roundhouse.internal"]
+    names = [name, "localhost", *list_relay_names(name)]
     return write_host_files(material, state, names, [address, "127.0.0.1"], now=now)
 
 
@@ -356,7 +358,8 @@ class _Program:
             "ROUNDHOUSE_RUNTIME": runtime,
             "ROUNDHOUSE_STATE": str(self.state),
             "ROUNDHOUSE_MODELS": str(self.settings.models.absolute()),
-            "ROUNDHOUSE_HOST_RELAY_PORT": str(int(head.rpartition(":")[2]) + RELAY_PORT),
+            # The head's own engines are reached where they listen.
+            "ROUNDHOUSE_HOST_RELAY_PORT": "" if is_head else str(int(head.rpartition(":")[2]) + RELAY_PORT),
         }
         environment = build_environment(
             {**os.environ, **own},

@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from common.atomic_write import write_atomic
+from common.host_tls import HostContexts
 from contract.desired import Definition
 from contract.hosts import (
     HOSTS_VERSION,
@@ -56,7 +57,11 @@ from controller.runtimes.cluster.carrier import (
     repeat_work,
 )
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
+from controller.runtimes.cluster.relay_keeper import check_relay, describe_tls
 from controller.state import Phase, PreflightResult
+
+if TYPE_CHECKING:
+    from controller.runtimes.cluster.material import HostFiles
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +109,14 @@ class _KnownHost:
     problem: str | None = None
     """Why it cannot say what runs there, or may not be used."""
     is_refused: bool = False
+    reached_relay: str | None = None
+    """Address of its relay, if that has answered once."""
     look: asyncio.Task[None] | None = None
 
-    def take_word(self, seen: HostObservation, name: str, asked_at: float) -> None:
+    def take_word(self, seen: HostObservation, name: str, asked_at: float, files: HostFiles | None) -> None:
         """Take what the host said when it was asked at `asked_at`. Raises ValueError, with nothing changed, if it
         cannot be read."""
-        self.replicas = {each.name: _place_replica(each, name) for each in seen.replicas or ()}
+        self.replicas = {each.name: _place_replica(each, name, files) for each in seen.replicas or ()}
         self.changed = {each: change for each, change in self.changed.items() if change[0] >= asked_at}
         for each, (_, replica) in self.changed.items():
             if replica is None:
@@ -132,9 +139,10 @@ class _KnownHost:
             self.replicas.setdefault(name, replica)
 
 
-def _place_replica(message: HostReplica, host: str) -> SeenReplica:
+def _place_replica(message: HostReplica, host: str, files: HostFiles | None) -> SeenReplica:
     replica = from_message(SeenReplica, message)
-    return replace(replica, host=host, claims=_rename_key(replica.claims, HOST, memory_key(host)))
+    tls = None if replica.tls is None or files is None else describe_tls(files, replica.tls.server_name)
+    return replace(replica, host=host, tls=tls, claims=_rename_key(replica.claims, HOST, memory_key(host)))
 
 
 def _rename_key(claims: Mapping[str, int], old: str, new: str) -> dict[str, int]:
@@ -148,16 +156,25 @@ class ClusterRuntime:
     by `close`. Use one object in one event loop."""
 
     def __init__(
-        self, carrier: HostCarrier, *, kind: str, file: Path | None = None, clock: Callable[[], float] = time.time
+        self,
+        carrier: HostCarrier,
+        *,
+        kind: str,
+        file: Path | None = None,
+        relay_files: HostFiles | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`kind`: that of the hosts' runtimes. A host of another kind is refused, because the image of a container is
         part of the spec hash: the hosts would replace each other's replicas for ever. `file`: where it is kept what
         runs on each host, because the next controller must know that of a host that is silent when it starts; None: it
-        is not kept. `clock` returns Unix time."""
+        is not kept. `relay_files`: with what the hosts' relays are reached, by the controller and by gateways; None:
+        without TLS, and a host whose relay has it is refused. `clock` returns Unix time."""
         self.kind = kind
         self.list_model_paths: Callable[[], Mapping[str, Sequence[str]]] = dict
         """Returns the model paths of each declared model, by its name. Each host says which are missing there."""
         self._file = file
+        self._relay_files = relay_files
+        self._contexts = HostContexts()
         self._kept = HostReplicas()
         self._file_lock = asyncio.Lock()
         self._model_paths: Mapping[str, Sequence[str]] = {}
@@ -195,7 +212,10 @@ class ClusterRuntime:
             return
         try:
             kept = HostReplicas.model_validate_json(self._file.read_bytes())
-            placed = {host: [_place_replica(each, host) for each in replicas] for host, replicas in kept.hosts.items()}
+            placed = {
+                host: [_place_replica(each, host, self._relay_files) for each in replicas]
+                for host, replicas in kept.hosts.items()
+            }
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -355,13 +375,23 @@ class ClusterRuntime:
             known.note_problem(f"its runtime does not answer: {seen.error}")
             return
         try:
-            known.take_word(seen, host, asked_at)
+            known.take_word(seen, host, asked_at, self._relay_files)
         except ValueError as error:  # of a newer version
             known.note_problem(f"what it says cannot be read: {error}".replace("\n", " "), is_refused=True)
             return
+        if seen.relay is not None and known.reached_relay != seen.relay and not self._is_other_relay(seen):
+            tls = None if self._relay_files is None else describe_tls(self._relay_files)
+            if problem := await check_relay(seen.relay, tls, self._contexts):
+                known.note_problem(f"{problem.words}: {problem.remedy}", is_refused=True)
+            else:
+                known.reached_relay = seen.relay
         known.said_at = time.monotonic()
         if known.said_at - asked_at > ROUND_WAIT_S:
             self._notify()  # no round has waited for it
+
+    def _is_other_relay(self, seen: HostObservation) -> bool:
+        """Return whether a host's relay has TLS and this head has not, or the other way round."""
+        return seen.relay is not None and seen.is_insecure is not (self._relay_files is None)
 
     async def read_hosts(self) -> tuple[Host, ...]:
         """Return every host, as `list_replicas` saw it last, `ready`, `silent` or `refused`. Asks only if nobody has
@@ -399,6 +429,8 @@ class ClusterRuntime:
             memory_mib=seen.memory_mib,
             is_memory_limited=seen.is_memory_limited,
             models_free_mib=seen.models_free_mib,
+            relay=seen.relay,
+            is_insecure=seen.is_insecure,
             missing_models=frozenset(
                 model for model, paths in self._model_paths.items() if not missing.isdisjoint(paths)
             ),
@@ -413,6 +445,10 @@ class ClusterRuntime:
             return HostState.SILENT, known.problem or "it has not said yet what runs there", last_word
         if seen.runtime != self.kind:
             reason = f"its runtime is {seen.runtime}, and that of this installation is {self.kind}"
+            return HostState.REFUSED, reason, last_word
+        if self._is_other_relay(seen):
+            there, here = ("without", "with") if seen.is_insecure else ("with", "without")
+            reason = f"its relay is {there} TLS, and this head {here}: join it anew with the head's join file of today"
             return HostState.REFUSED, reason, last_word
         if abs(seen.schema_version - HOSTS_VERSION) > 1:
             versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"

@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 
 from contract.routing import Endpoint
 from controller.assembly import Controller
@@ -28,6 +31,8 @@ from controller.state_dir import StateDir
 from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import server_running
 from tests.support.controller_app import serve_controller
+from tests.support.ports import free_port
+from tests.support.relays import find_relay
 from tests.support.wait import until
 
 LOST_S = 6.0
@@ -37,10 +42,10 @@ FIELDS: dict[str, object] = {"backend": "stub", "replicas": 3, "memory_mib": 100
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def _declare(folder: Path) -> ControllerSettings:
+def _declare(folder: Path, fields: Mapping[str, object], **settings: Any) -> ControllerSettings:
     for name in ("desired", "gateway", "models"):
         (folder / name).mkdir(parents=True)
-    (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"m": FIELDS}}))
+    (folder / "desired" / "models.yaml").write_text(json.dumps({"models": {"m": fields}}))
     return load_settings(
         desired=folder / "desired",
         state=folder / "state",
@@ -48,6 +53,7 @@ def _declare(folder: Path) -> ControllerSettings:
         hosts="local:a,local:b",
         host_lost_s=LOST_S,
         probe_interval_s=0.2,
+        **settings,
     )
 
 
@@ -68,10 +74,12 @@ class Site:
     def replicas(self) -> list[ObservedReplica]:
         return list(self.controller.admin_service.read_current_state().observed.replicas)
 
-    def routed(self) -> set[str]:
+    def endpoints(self) -> tuple[Endpoint, ...]:
         table = self.controller.hub.table
-        endpoints: tuple[Endpoint, ...] = table.models[0].endpoints if table is not None and table.models else ()
-        return {each.replica for each in endpoints}
+        return table.models[0].endpoints if table is not None and table.models else ()
+
+    def routed(self) -> set[str]:
+        return {each.replica for each in self.endpoints()}
 
     def spec_hash(self) -> str:
         return self.controller.admin_service.read_current_state().desired.models["m"].spec_hash
@@ -102,8 +110,8 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def _site(folder: Path) -> AsyncIterator[Site]:
-    settings = _declare(folder)
+async def _site(folder: Path, fields: Mapping[str, object] = FIELDS, **changes: Any) -> AsyncIterator[Site]:
+    settings = _declare(folder, fields, **changes)
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(contextlib.closing(StateDir.open_folder(settings.state, "i")))
         runtime = await open_runtime(settings, "i")
@@ -163,3 +171,73 @@ async def test_a_drained_host_loses_nothing_and_a_lost_one_its_models_until_it_i
         asking.cancel()
         assert site.answers.keys() == {200}
         assert not any((site.settings.state / "hosts" / "b" / "replicas").iterdir())
+
+
+WORDS = [f"word{number}" for number in range(3000)]
+
+
+async def _read_stream(
+    session: aiohttp.ClientSession, url: str, tokens: int | None, begun: asyncio.Event | None = None
+) -> str:
+    """The text of a streamed answer, as far as it came."""
+    text = ""
+    question = QUESTION | {"stream": True, "max_tokens": tokens}
+    with contextlib.suppress(aiohttp.ClientError):
+        async with session.post(f"{url}/v1/chat/completions", json=question) as answer:
+            assert answer.status == 200
+            async for line in answer.content:
+                if line.startswith(b"data: {") and (choices := json.loads(line[6:]).get("choices")):
+                    text += choices[0]["delta"].get("content") or ""
+                    if begun is not None and text:
+                        begun.set()
+    return text.strip()
+
+
+@pytest.mark.parametrize("is_insecure", [False, True])
+async def test_engines_of_hosts_are_reached_through_relays_alone(tmp_path: Path, is_insecure: bool) -> None:
+    port = free_port()
+    fields = FIELDS | {"replicas": 2, "stub_text": " ".join(WORDS), "stub_token_delay_ms": 30}
+    changes = {"host_relay_port": port, "insecure_private_network": is_insecure}
+    async with _site(tmp_path, fields, **changes) as site, aiohttp.ClientSession() as session:
+        site.controller.set_paused(False, actor="the test")
+        await until("both serve", lambda: site.served_by() == {"a": 1, "b": 1})
+        hosts = {each.name: each.host for each in site.replicas()}
+        first, second = sorted(site.endpoints(), key=lambda each: hosts[each.replica])
+        if is_insecure:
+            assert [first.base_url, second.base_url] == [f"http://127.0.0.2:{port + 1}", f"http://127.0.0.3:{port + 1}"]
+            assert (first.tls, second.tls) == (None, None)
+        else:
+            assert [first.base_url, second.base_url] == [f"https://127.0.0.2:{port}", f"https://127.0.0.3:{port}"]
+            assert first.tls is not None
+            assert first.tls.server_name == f"{first.replica}.a.roundhouse.internal"
+
+        async def ask(tokens: int | None, times: int) -> tuple[list[asyncio.Task[str]], list[str]]:
+            """Begin streams, and return them once each has its first token, with what they must say."""
+            begun = [asyncio.Event() for _ in range(times)]
+            asking = [asyncio.create_task(_read_stream(session, site.url, tokens, each)) for each in begun]
+            await asyncio.gather(*(each.wait() for each in begun))
+            return asking, [" ".join(WORDS[:tokens])] * times
+
+        def idle() -> set[str]:
+            return {hosts[each.name] for each in site.replicas() if each.idle_span is not None}
+
+        asking, expected = await ask(10, 4)
+        assert await asyncio.gather(*asking) == expected
+        asking, _ = await ask(None, 2)
+        await until("both work", lambda: not idle())
+        for each in asking:
+            each.cancel()
+        await until("a client that leaves ends the work, of 90 s", lambda: idle() == {"a", "b"})
+
+        asking, expected = await ask(30, 2)
+        folder = site.settings.state / "hosts" / "a" / "cluster"
+        killed = find_relay(folder)
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        texts = await asyncio.gather(*asking)
+        assert sorted(text == expected[0] for text in texts) == [False, True], "only what was inside is lost"
+        asking, expected = await ask(10, 2)
+        assert await asyncio.gather(*asking) == expected
+        await until("it is back", lambda: find_relay(folder) not in (None, killed))
+        await until("both serve", lambda: site.served_by() == {"a": 1, "b": 1})
+        assert {each.name: each.host for each in site.replicas()} == hosts, "no engine was started anew"

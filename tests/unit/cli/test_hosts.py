@@ -44,6 +44,15 @@ async def test_hosts_are_a_table_with_what_is_wrong_below(api: FakeControlApi, c
     assert (code, json.loads(out)["hosts"][1]["state"]) == (ExitCode.PENDING, "lost")
 
 
+async def test_a_host_that_is_reached_without_tls_is_named(api: FakeControlApi, cli: Cli) -> None:
+    api.hosts = HostList(hosts=[A.model_copy(update={"relay": "10.0.0.2:8143", "is_insecure": True})], is_cut_off=False)
+    code, out, _ = await cli("hosts")
+    assert (code, out.splitlines()[2:]) == (
+        ExitCode.DONE,
+        ["host a is reached without TLS: who is in that network reads and changes all it is sent"],
+    )
+
+
 async def test_the_only_host_is_one_plain_row(api: FakeControlApi, cli: Cli) -> None:
     code, out, _ = await cli("hosts")
     assert code == ExitCode.DONE

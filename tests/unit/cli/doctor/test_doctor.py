@@ -4,6 +4,7 @@ cannot prepare for real (GPUs, a daemon, a full disk, memory) is a fact."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -30,6 +31,7 @@ from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.cli import Roundhouse
 from tests.support.clockwork_folders import make_hf
 from tests.support.gguf_files import write_llama
+from tests.support.ports import free_port
 
 NOBODY = 65534
 """User id without rights."""
@@ -381,6 +383,22 @@ def test_a_clock_that_is_behind_or_not_kept_right(place: Place) -> None:
     file.write_text("{}")
     os.utime(file, (time.time(), time.time() + 86_400))
     assert only(place.facts(), "clock").startswith(f"the clock is behind: {file} was written 8")
+
+
+def test_a_relay_that_does_not_answer_and_one_without_tls(place: Place) -> None:
+    port, folder = free_port(), place.path("state") / "cluster"
+    folder.mkdir()
+    nothing = dict.fromkeys(("authority", "certificate", "key"))
+    (folder / "relay.json").write_text(json.dumps({"address": "127.0.0.1", "port": port, "replicas": {}, **nothing}))
+    (name, severity, message), insecure = found(place.facts())
+    assert (name, severity) == ("relay", "fault")
+    assert message.startswith(f"the relay at 127.0.0.1:{port} cannot be reached (")
+    assert insecure[:2] == ("relay", "warning")
+    (folder / "relay.json").unlink()
+    (folder / "join.json").write_text('{"is_insecure": true}')  # a head's
+    assert found(place.facts()) == [insecure]
+    (folder / "join.json").write_text('{"is_insecure": false}')
+    assert found(place.facts()) == []
 
 
 def test_settings_beyond_the_host_or_unknown(place: Place) -> None:

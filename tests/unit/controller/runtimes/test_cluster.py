@@ -24,6 +24,8 @@ from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, Start
 from controller.runtimes.cluster.carrier import CarriedHost, CarrierDownError, HostRefusedError, HostSilentError
 from controller.runtimes.cluster.host_service import HostService, pack_definition, unpack_definition
 from controller.runtimes.cluster.local_carrier import GONE, HERE, SILENT, LocalCarrier
+from controller.runtimes.cluster.material import HostFiles
+from controller.runtimes.cluster.relay_keeper import RelayKeeper
 from controller.runtimes.cluster.runtime import ClusterRuntime
 from controller.state import Phase, ReplicaId
 from tests.fakes.fake_runtime import FakeRuntime
@@ -254,6 +256,27 @@ async def test_a_host_of_another_kind_is_refused_with_the_reason(cluster: Cluste
         HostState.REFUSED,
         "its runtime is docker, and that of this installation is fake",
     )
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_a_host_whose_relay_cannot_be_used_is_refused_with_the_reason(tmp_path: Path, has_tls: bool) -> None:
+    """`has_tls`: the head has. The relay has none; and what answers in its place is none."""
+    answering = await asyncio.start_server(lambda _, writer: writer.write(b"x" * 100), "127.0.0.1", 0)
+    port = answering.sockets[0].getsockname()[1]
+    relay = RelayKeeper(tmp_path, "a", "127.0.0.1", port, None)
+    service = HostService(FakeRuntime(time.time), relay=relay)
+    files = HostFiles.in_state(tmp_path) if has_tls else None
+    runtime = ClusterRuntime(LocalCarrier({"a": service}, heartbeat_s=BEAT_S), kind="fake", relay_files=files)
+    async with answering, closing(runtime):
+        await runtime.list_replicas()
+        (host,) = await runtime.read_hosts()
+    assert host.state is HostState.REFUSED
+    reasons = [
+        f"what answers at 127.0.0.1:{port} is not the host's relay: free that port there",
+        "its relay is without TLS, and this head with: join it anew with the head's join file of today",
+    ]
+    assert host.reason == reasons[has_tls]
+    assert (host.relay, host.is_insecure) == (f"127.0.0.1:{port}", True)
 
 
 async def test_a_host_that_says_what_this_version_does_not_know_is_refused(cluster: Cluster) -> None:

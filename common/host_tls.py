@@ -1,0 +1,65 @@
+"""Connections to engines of other hosts, through the relays there: the TLS of each, from the files that an endpoint
+names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+from typing import TypedDict
+
+from contract.hosts import EngineTls
+
+
+class TlsOptions(TypedDict, total=False):
+    """What aiohttp's requests are given besides the URL. Empty: no relay with TLS is between."""
+
+    ssl: ssl.SSLContext
+    server_hostname: str
+
+
+class HostContexts:
+    """The TLS contexts of a program's connections, one for each set of files, read anew when a file was replaced. Use
+    one object in one event loop."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[tuple[str, str, str], tuple[tuple[int, ...], ssl.SSLContext]] = {}
+
+    def find_context(self, tls: EngineTls) -> ssl.SSLContext:
+        """Return the context for connections to a relay. It checks the relay's certificate and its name, and shows its
+        own. Blocks for some milliseconds when a file is new. Raises OSError if a file cannot be read or is no
+        certificate."""
+        paths = (tls.authority, tls.certificate, tls.key)
+        stamps = tuple(Path(path).stat().st_mtime_ns for path in paths)
+        known = self._contexts.get(paths)
+        if known is None or known[0] != stamps:
+            context = ssl.create_default_context(cafile=tls.authority)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_cert_chain(tls.certificate, tls.key)
+            known = self._contexts[paths] = (stamps, context)
+        return known[1]
+
+    def list_options(self, tls: EngineTls | None) -> TlsOptions:
+        """Return what a request of aiohttp needs besides the URL. Raises OSError as `find_context`."""
+        return {} if tls is None else {"ssl": self.find_context(tls), "server_hostname": tls.server_name}
+
+
+async def reach_relay(address: str, port: int) -> socket.socket:
+    """Return a TCP connection to a relay at an IP address. It ends within 20 seconds after the other machine is no
+    longer reached. Raises OSError."""
+    reached = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        reached.setblocking(False)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reached.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 4)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+        await asyncio.get_running_loop().sock_connect(reached, (address, port))
+    except BaseException:
+        reached.close()
+        raise
+    return reached
