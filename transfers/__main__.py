@@ -107,11 +107,14 @@ def main() -> int:
     try:
         settings.models_folder.mkdir(parents=True, exist_ok=True)
         limit_resources()
+        program = Transfers(settings)  # which reads what only root may read
         token_file = None if isinstance(address, Path) else settings.transfers_token_file
         become_owner(settings.models_folder, None if token_file is None else token_file.parent)
-        return _run(settings, address)
+        return _run(settings, address, program)
     except BlockingIOError:
         return _refuse(EXIT_LOCKED, describe_holder(settings.models_folder))
+    except ValueError as error:
+        return _refuse(EXIT_USAGE, str(error))
     except OSError as error:
         return _refuse(EXIT_FAILED, f"{settings.models_folder}: {error}")
 
@@ -136,10 +139,10 @@ def _read_address(settings: TransfersSettings) -> Path | tuple[str, int]:
     return address
 
 
-def _run(settings: TransfersSettings, address: Path | tuple[str, int]) -> int:
+def _run(settings: TransfersSettings, address: Path | tuple[str, int], program: Transfers) -> int:
     if settings.hub_token_file is not None and settings.read_hub_token() is None:
         log.warning("%s has no token: gated repositories are refused", settings.hub_token_file)
-    with Transfers(settings) as transfers:
+    with program as transfers:
         return asyncio.run(_serve(settings, address, transfers))
 
 
@@ -154,12 +157,25 @@ async def _serve(settings: TransfersSettings, address: Path | tuple[str, int], t
         listener = open_listener(address)
     except OSError as error:
         return _refuse(EXIT_ADDRESS, f"cannot listen on {settings.transfers_listen}: {error.strerror or error}")
+    share_server = None
+    if settings.transfers_share_listen is not None:
+        share_address = split_listen_address(settings.transfers_share_listen)
+        try:
+            share_listener = open_listener(share_address)
+        except OSError as error:
+            listener.close()
+            words = f"cannot listen on {settings.transfers_share_listen} for other hosts: {error.strerror or error}"
+            return _refuse(EXIT_ADDRESS, words)
+        share_server = ListeningServer(transfers.build_share_app(), share_address, share_listener, transfers.share_tls)
+        log.info("other hosts get models at %s", transfers.share_url)
     ended = asyncio.Event()
     call_at_end(ended.set)
     server = ListeningServer(app, address, listener)
     log.info("models go to %s, listening on %s", settings.models_folder, settings.transfers_listen)
     await ended.wait()
     await server.close()
+    if share_server is not None:
+        await share_server.close()
     return 0
 
 

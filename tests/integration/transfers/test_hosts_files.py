@@ -1,0 +1,219 @@
+"""Files that one host fetches from another: two real programs, each with a models folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from common.program_client import ProgramAddress
+from contract.downloads import FINAL_STATES, Download, DownloadOrder
+from controller.downloads.transfers_client import TransfersClient
+from tests.support.ports import free_port
+from tests.support.small_disk import mount_small_disk
+from tests.support.wait import until
+from transfers.sharing import derive_share_token
+
+TOKEN = "0123456789abcdef" * 4
+"""The installation's."""
+MIB = 2**20
+
+
+@dataclass
+class HostProgram:
+    """One host's transfers, as a process."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> TransfersClient:
+        return TransfersClient(ProgramAddress.parse(f"unix:{self.folder / 't.sock'}"))
+
+    def start(self, **settings: str) -> None:
+        self.models.mkdir(parents=True, exist_ok=True)
+        token = self.folder / "token"
+        token.write_text(TOKEN)
+        told = {
+            "MODELS": str(self.models),
+            "TRANSFERS_LISTEN": f"unix:{self.folder / 't.sock'}",
+            "TRANSFERS_SHARE_LISTEN": f"127.0.0.1:{self.port}",
+            "TRANSFERS_SHARE_TOKEN_FILE": str(token),
+            "TRANSFERS_KEEP_FREE_GB": "0",
+            **settings,
+        }
+        env = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")}
+        env |= {f"ROUNDHOUSE_{key}": value for key, value in told.items()}
+        self.process = subprocess.Popen([sys.executable, "-m", "transfers"], env=env)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    async def fetch(self, path: str, *peers: HostProgram) -> Download:
+        """Fetch, and return the download as it has ended."""
+        async with self.client as client:
+
+            async def order() -> Any:
+                with contextlib.suppress(Exception):
+                    return await client.order_download(
+                        DownloadOrder(reference=f"head:{path}", peers=[each.url for each in peers])
+                    )
+
+            begun, _ = await until("the program listens", order)
+
+            async def look() -> Download | None:
+                found = await client.get_download(begun.id)
+                return found if found.state in FINAL_STATES else None
+
+            return await until(f"the end of the fetch of {path}", look)
+
+
+@contextlib.contextmanager
+def running(tmp_path: Path, *names: str) -> Iterator[list[HostProgram]]:
+    hosts = [HostProgram(tmp_path / name, free_port()) for name in names]
+    try:
+        for each in hosts:
+            each.start()
+        yield hosts
+    finally:
+        for each in hosts:
+            if each.process is not None:
+                each.process.kill()
+                each.process.wait()
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+async def test_files_come_from_the_head_and_then_from_each_other(tmp_path: Path) -> None:
+    with running(tmp_path, "head", "a", "b") as (head, a, b):
+        (head.models / "m" / "sub").mkdir(parents=True)
+        (head.models / "m" / "config.json").write_bytes(b"{}")
+        (head.models / "m" / "sub" / "w.safetensors").write_bytes(content(3 * MIB))
+        for name in ("x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "y.gguf"):
+            (head.models / name).write_bytes(content(MIB, len(name)))
+        for path in ("m", "x-00001-of-00002.gguf"):
+            assert (await a.fetch(path, head)).error is None
+        assert {each.relative_to(a.models).as_posix() for each in a.models.rglob("*") if ".round" not in str(each)} == {
+            "m",
+            "m/config.json",
+            "m/sub",
+            "m/sub/w.safetensors",
+            "x-00001-of-00002.gguf",
+            "x-00002-of-00002.gguf",
+        }
+        copied = a.models / "m" / "sub" / "w.safetensors"
+        assert copied.read_bytes() == content(3 * MIB)
+        assert copied.stat().st_mtime_ns == (head.models / "m" / "sub" / "w.safetensors").stat().st_mtime_ns
+        head.kill()
+        found = await b.fetch("m", head, a)
+        assert found.error is not None
+        assert found.error.code == "source_unavailable", "a mirror may have a part, and does not say what belongs to it"
+        found = await b.fetch("m", a)
+        assert found.error is None, found.error
+        assert (b.models / "m" / "sub" / "w.safetensors").read_bytes() == content(3 * MIB)
+
+
+async def test_kill_in_the_middle_resumes_and_a_flipped_byte_is_fetched_again(tmp_path: Path) -> None:
+    size = 50 * MIB  # two segments
+    with running(tmp_path, "head", "a") as (head, a):
+        (head.models / "x.gguf").write_bytes(content(size))
+        async with a.client as client:
+
+            async def order() -> Any:
+                with contextlib.suppress(Exception):
+                    return await client.order_download(DownloadOrder(reference="head:x.gguf", peers=[head.url]))
+
+            await until("the program listens", order)
+            journals = a.models / ".roundhouse" / "partial"
+            done = await until(
+                "a part is here",
+                lambda: [each for each in journals.rglob("*.journal") if each.read_text().count("\n") > 2],
+            )
+            a.kill()
+        assert not (a.models / "x.gguf").exists()
+        [journal] = done
+        partial, before = journal.with_suffix(""), journal.read_text().split("\n\n")
+        first, _, end = before[1].strip().partition(" ")
+        with partial.open("r+b") as file:  # what a power cut does to bytes that were not on disk yet
+            file.seek(int(first))
+            file.write(b"\0" * 8)
+        assert int(end) <= size
+        a.start()
+        assert (await a.fetch("x.gguf", head)).error is None
+        placed = a.models / "x.gguf"
+        assert placed.read_bytes() == content(size)
+
+        with placed.open("r+b") as file:
+            file.seek(5 * MIB)
+            file.write(bytes([content(size)[5 * MIB] ^ 1]))
+        assert (await a.fetch("x.gguf", head)).error is None
+        assert placed.read_bytes() == content(size)
+        (head.models / "x.gguf").write_bytes(content(MIB, 1))
+        assert (await a.fetch("x.gguf", head)).error is None
+        assert placed.read_bytes() == content(MIB, 1), "the head's is another one now"
+
+
+async def test_what_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, "head", "a") as (head, a), mount_small_disk(tmp_path / "small", 2048) as disk:
+        (tmp_path / "secret").write_bytes(b"s" * 64)
+        (head.models / "big.gguf").write_bytes(content(3 * MIB))
+        (head.models / "link.gguf").symlink_to("../../secret")
+        (head.models / "f").mkdir()
+        (head.models / "f" / "link").symlink_to("../big.gguf")
+        (a.models / "big.gguf").write_bytes(b"somebody's own")
+        found = await a.fetch("big.gguf", head)
+        assert found.error is not None
+        assert found.error.code == "models_file_conflict"
+        assert (a.models / "big.gguf").read_bytes() == b"somebody's own"
+        for path in ("link.gguf", "f"):
+            found = await a.fetch(path, head)
+            assert found.error is not None
+            assert "symbolic link" in found.error.message
+        small = HostProgram(disk.folder, free_port())
+        try:
+            small.start()
+            found = await small.fetch("big.gguf", head)
+            assert found.error is not None
+            assert found.error.code == "models_disk_full"
+        finally:
+            small.kill()
+        digest = hashlib.sha256(content(3 * MIB)).hexdigest()
+        token = {"authorization": f"Bearer {derive_share_token(TOKEN)}"}
+        with httpx2.Client(base_url=head.url) as client:
+            for headers in ({}, {"authorization": f"Bearer {TOKEN}"}, {"x-roundhouse-transfers-token": TOKEN}):
+                assert client.get("/models/big.gguf", headers=headers).status_code == 401
+                assert client.get(f"/files/big.gguf?sha256={digest}", headers=headers).status_code == 401
+            whole = client.get(f"/files/big.gguf?sha256={digest}", headers=token)
+            assert (whole.status_code, whole.content) == (200, content(3 * MIB))
+            assert client.get(f"/files/big.gguf?sha256={digest[::-1]}", headers=token).status_code == 404
+            far = {"range": f"bytes={4 * MIB}-{5 * MIB}"}
+            beyond = client.get(f"/files/big.gguf?sha256={digest}", headers=token | far)
+            assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{3 * MIB}")
+            outside = ("../secret", "%2e%2e/secret", "/etc/passwd", ".roundhouse/lock", "link.gguf", "f/link", "f/../f")
+            for path in outside:
+                for kind in ("models", "files"):
+                    assert client.get(f"/{kind}/{path}", headers=token).status_code == 404, path
+            assert client.post("/downloads", headers=token).status_code == 404, "the controller's routes are not here"
