@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from controller.planning.actions import (
     Action,
     DownloadSource,
     Drain,
+    FetchFiles,
     Preflight,
     PullImage,
     PutToSleep,
@@ -48,6 +49,7 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Failure,
+    FetchKey,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -144,6 +146,8 @@ class OperationState:
     """Image and host to the failed pull; None: its pull is under way."""
     downloads: dict[str, Failure | None] = field(default_factory=dict)
     """Source to its failed download; None: its download is under way."""
+    fetches: dict[FetchKey, Failure | None] = field(default_factory=dict)
+    """Model and host to the failed fetch of its files from other hosts; None: it is under way."""
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     """Consecutive failures by replica key, which decide when the next start may be tried."""
     start_failures: dict[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)
@@ -179,6 +183,7 @@ class OperationState:
             preflighting=frozenset(self.preflighting),
             pulls=dict(self.pulls),
             downloads=dict(self.downloads),
+            fetches=dict(self.fetches),
             failures=dict(self.failures),
             start_failures=dict(self.start_failures),
             attempts=self.attempts,
@@ -302,6 +307,11 @@ class OperationState:
             for source, failure_state in self.downloads.items()
             if failure_state is None or source in sources
         }
+        self.fetches = {
+            key: failure
+            for key, failure in self.fetches.items()
+            if failure is None or any(key.model == name for name, _ in current_specs)
+        }
         # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
         serving_models = {each.id.model for each in replicas if each.ready_since is not None and not each.is_asleep}
         self.loaded_once &= wanted_models | serving_models
@@ -322,6 +332,9 @@ class OperationState:
         self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[0] != model.name}
         self.pulls = {
             key: failure for key, failure in self.pulls.items() if failure is None or key.image != model.image
+        }
+        self.fetches = {
+            key: failure for key, failure in self.fetches.items() if failure is None or key.model != model.name
         }
         if model.missing_source is not None and self.downloads.get(model.missing_source) is not None:
             del self.downloads[model.missing_source]
@@ -368,12 +381,14 @@ not issue it again at once."""
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
-    grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked."""
+    grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked. `fetch_files` has
+    the files of a model (its name) fetched by a host from others, all named; None: there is one host."""
 
     instance: str
     secret: bytes
     stop_timeout_s: float
     redact: Redact = redact_nothing
+    fetch_files: Callable[[str, str, Sequence[str]], Awaitable[None]] | None = None
 
 
 class Executor:
@@ -436,10 +451,8 @@ class Executor:
         match action:
             case Preflight():
                 self._preflight(action, desired)
-            case PullImage():
-                self._pull(action)
-            case DownloadSource():
-                self._download(action)
+            case PullImage() | DownloadSource() | FetchFiles():
+                self._bring(action)
             case Start():
                 self._start(action, desired)
             case Drain():
@@ -460,9 +473,9 @@ class Executor:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Cancel all image pulls, and stop waiting for downloads, which go on in `transfers`, and for sleeps and wakes.
-        Returns at once. Call it when the controller ends, then `wait_until_idle`. What is cancelled stays recorded as
-        under way; of a sleep or wake, the next controller's probes tell how it ended."""
+        """Cancel all image pulls, and stop waiting for downloads and for copies to hosts, which go on in `transfers`,
+        and for sleeps and wakes. Returns at once. Call it when the controller ends, then `wait_until_idle`. What is
+        cancelled stays recorded as under way; of a sleep or wake, the next controller's probes tell how it ended."""
         for task in (*self._pulls, *self._sleeps, *self._downloads.values()):
             task.cancel()
 
@@ -522,6 +535,14 @@ class Executor:
             minutes = max(0, round((now - mention.since) / 60))
             log.warning("%s still cannot be started, for %d min by now: %s", model, minutes, mention.error)
 
+    def _bring(self, action: PullImage | DownloadSource | FetchFiles) -> None:
+        if isinstance(action, PullImage):
+            self._pull(action)
+        elif isinstance(action, DownloadSource):
+            self._download(action)
+        else:
+            self._fetch(action)
+
     def _pull(self, action: PullImage) -> None:
         key = PullKey(action.image, action.host)
         previous_failure = self._memory.pulls.get(key)
@@ -540,6 +561,29 @@ class Executor:
                     log.exception("the pull of %s failed", action.image)
                 plain = f"image {action.image} is missing and cannot be pulled"
                 self._memory.pulls[key] = self._count_failure(previous_failure, action.model, plain, error)
+            self._wake()
+
+        task = self._spawn(work())
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+
+    def _fetch(self, action: FetchFiles) -> None:
+        key = FetchKey(action.model, action.host)
+        previous_failure, fetch_files = self._memory.fetches.get(key), self._options.fetch_files
+        assert fetch_files is not None, "an only host has its files from nobody"
+        self._memory.fetches[key] = None
+
+        async def work() -> None:
+            try:
+                await fetch_files(action.model, action.host, action.sources)
+                self._memory.fetches.pop(key, None)
+                preflights = self._memory.preflights
+                self._memory.preflights = {each: preflights[each] for each in preflights if each[::2] != key}
+            except Exception as error:
+                if not isinstance(error, StartError | RuntimeUnavailableError):
+                    log.exception("the copy of the files of %s to host %s failed", action.model, action.host)
+                plain = f"the files of {action.model} cannot be copied to host {action.host}"
+                self._memory.fetches[key] = self._count_failure(previous_failure, action.model, plain, error)
             self._wake()
 
         task = self._spawn(work())

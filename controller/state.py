@@ -450,6 +450,13 @@ class PullKey(NamedTuple):
     host: str = ""
 
 
+class FetchKey(NamedTuple):
+    """The files of a model on one host, by its name."""
+
+    model: str
+    host: str
+
+
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
     """Result of the check whether a replica of a definition can be started: files, image, arguments. Made at Unix time
@@ -520,6 +527,10 @@ class ObservedState:
     """Source to its download: None while it is under way, else how it failed."""
     download_fractions: Mapping[str, float] = field(default_factory=dict)
     """Source to the part of its bytes, 0 to 1, that is here. Absent means unknown."""
+    fetches: Mapping[FetchKey, Failure | None] = field(default_factory=dict)
+    """Model and host to the fetch of its files from other hosts: None while it is under way, else how it failed."""
+    head_models: frozenset[str] = frozenset()
+    """Models whose files the controller's own machine has, and gives to hosts. Empty with one host."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
     """Failing loads by replica key."""
     start_failures: Mapping[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""What this host serves to other hosts of the installation: the files below its models folders, to callers that show the
-installation's token; and the hashes of files, each of which is read once.
+"""What this host serves to other hosts of the installation: the files below its models folders, to callers that show
+the installation's token; and the hashes of files, each of which is read once.
 """
 
 from __future__ import annotations

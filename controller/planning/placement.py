@@ -18,6 +18,7 @@ from controller.planning.actions import WAITING_FOR_ROOM
 from controller.state import (
     DesiredModel,
     Failure,
+    FetchKey,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -317,8 +318,8 @@ def rule_out_hosts(
     failed_keys: Collection[ReplicaKey] = (),
 ) -> RuledOut:
     """Return on which hosts a start of the replica at `index` is barred, because its backoff runs there or it has just
-    failed there (`failed_keys`), and on which it is avoided, because its preflight or the pull of its image has failed
-    there. `recheck_s`: see `PreflightResult.is_fresh`. None where there is one host."""
+    failed there (`failed_keys`), and on which it is avoided, because its preflight, the pull of its image or the copy
+    of its files has failed there. `recheck_s`: see `PreflightResult.is_fresh`. None where there is one host."""
     if len(observed.hosts) == 1:
         return NOTHING_RULED_OUT
     barred, avoided = set(), set()
@@ -327,6 +328,9 @@ def rule_out_hosts(
         failure = observed.failures.get(key) if observed.failures else None
         if key in failed_keys or (failure is not None and failure.must_wait(now)):
             barred.add(host.name)
+        fetch = observed.fetches.get(FetchKey(model.name, host.name)) if observed.fetches else None
+        if fetch is not None and fetch.must_wait(now) and model.name in host.missing_models:
+            avoided.add(host.name)
         result = observed.preflights.get(PreflightKey(model.name, model.spec_hash, host.name))
         if result is None or result.ok:
             continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,8 @@ from controller.runtimes.base import Runtime
 from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, HostSilentError
 from controller.runtimes.cluster.host_service import HostService
 from controller.runtimes.process.runtime import ProcessRuntime
-from controller.settings import ControllerSettings
+from controller.settings import TRANSFERS_SOCKET, ControllerSettings
+from controller.transfers_client import TransfersClient, transfers_address
 
 HEARTBEAT_S: Final = 0.8
 """Seconds between two heartbeats."""
@@ -173,6 +174,7 @@ class LocalCarrier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for host in self._hosts.values():
+            await host.service.close()
             await host.service.runtime.close()
 
     # For tests.
@@ -192,14 +194,21 @@ def open_local_hosts(
     settings: ControllerSettings, instance: str, memory_mib: int, is_memory_limited: bool
 ) -> LocalCarrier:
     """Return a carrier of the hosts of `settings.hosts`, each with a ProcessRuntime, with a folder below `hosts` in the
-    state folder and a loopback address of its own: 127.0.0.2 and so on. All have the same models folders, and each has
-    `memory_mib` of main memory, and the GPUs of this machine: where there are some, let models of one host use them.
-    Raises OSError if a folder cannot be made."""
+    state folder and a loopback address of its own: 127.0.0.2 and so on. A host whose folder has a folder `models` has
+    that one, and fetches files by a `transfers` that listens at `transfers.sock` beside it; the others have the
+    controller's models folders. Each has `memory_mib` of main memory, and the GPUs of this machine: where there are
+    some, let models of one host use them. Raises OSError if a folder cannot be made."""
     models, services, addresses, folders = settings.models.absolute(), {}, {}, {}
     for number, name in enumerate(settings.hosts, start=2):
         folders[name] = folder = settings.state.absolute() / "hosts" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         addresses[name] = address = f"127.0.0.{number}"
-        runtime = ProcessRuntime(instance, folder, models, log_mib=settings.engine_log_mib, host=address)
-        services[name] = HostService(runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited)
+        own, transfers = folder / "models", None
+        if own.is_dir():
+            transfers = TransfersClient(transfers_address(f"unix:{folder / TRANSFERS_SOCKET}", None))
+        roots = models if transfers is None else replace(models, folders=(own,))
+        runtime = ProcessRuntime(instance, folder, roots, log_mib=settings.engine_log_mib, host=address)
+        services[name] = HostService(
+            runtime, models=roots, transfers=transfers, memory_mib=memory_mib, is_memory_limited=is_memory_limited
+        )
     return LocalCarrier(services, addresses=addresses, folders=folders)

@@ -17,6 +17,8 @@ from common.atomic_write import write_atomic
 from contract.desired import Definition
 from contract.hosts import (
     HOSTS_VERSION,
+    FetchFilesRequest,
+    FilesReply,
     HostGpuDriver,
     HostMessage,
     HostObservation,
@@ -48,6 +50,7 @@ from controller.runtimes.base import (
     StartRequest,
 )
 from controller.runtimes.cluster.carrier import CarriedHost, HostCarrier, HostRefusedError, HostSilentError
+from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
 from controller.state import Phase, PreflightResult
 
@@ -96,6 +99,10 @@ class _KnownHost:
     """Why it cannot say what runs there, or may not be used."""
     is_refused: bool = False
     look: asyncio.Task[None] | None = None
+    stamps: Mapping[str, str] = field(default_factory=dict)
+    """Its `file_stamps`, as said last."""
+    compared: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By path, a stamp of the head's files and one of the host's that have the same content."""
 
     def take_word(self, seen: HostObservation, name: str, asked_at: float) -> None:
         """Take what the host said when it was asked at `asked_at`. Raises ValueError, with nothing changed, if it
@@ -108,6 +115,8 @@ class _KnownHost:
             else:
                 self.replicas.setdefault(each, replica)
         self.seen, self.asked_at = seen, asked_at
+        if seen.file_stamps is not None:
+            self.stamps = seen.file_stamps
         self.note_problem(None)
 
     def note_problem(self, problem: str | None, *, is_refused: bool = False) -> None:
@@ -148,6 +157,8 @@ class ClusterRuntime:
         self.kind = kind
         self.list_model_paths: Callable[[], Mapping[str, Sequence[str]]] = dict
         """Returns the model paths of each declared model, by its name. Each host says which are missing there."""
+        self.head: HostFiles | None = None
+        """Files that the hosts get from the controller's own machine. None: they get none."""
         self._file = file
         self._kept = HostReplicas()
         self._file_lock = asyncio.Lock()
@@ -303,6 +314,8 @@ class ClusterRuntime:
         await self._open()
         asked_at, self._model_paths = time.monotonic(), self.list_model_paths()
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
+        if self.head is not None and any(each.files_url is not None for each in self._list_seen()):
+            await self.head.look({path for paths in self._model_paths.values() for path in paths})
         await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if all(each.seen is None for each in self._hosts.values()):
             problems = "; ".join(sorted(each.problem for each in self._hosts.values() if each.problem is not None))
@@ -328,7 +341,8 @@ class ClusterRuntime:
         asked_at = time.monotonic()
         paths = {path for paths in self._model_paths.values() for path in paths}
         try:
-            request = ObserveRequest(model_paths=tuple(sorted(paths)))
+            mark = known.seen.files_mark if known.seen is not None else ""
+            request = ObserveRequest(model_paths=tuple(sorted(paths)), known_files=mark)
             seen = await self._ask(host, "observe", request, HostObservation)
         except (RuntimeUnavailableError, ValueError) as error:
             known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
@@ -368,7 +382,6 @@ class ClusterRuntime:
         )
         if (seen := known.seen) is None:
             return host
-        missing = set(seen.missing_paths)
         return replace(
             host,
             runtime=seen.runtime,
@@ -381,10 +394,36 @@ class ClusterRuntime:
             memory_mib=seen.memory_mib,
             is_memory_limited=seen.is_memory_limited,
             models_free_mib=seen.models_free_mib,
-            missing_models=frozenset(
-                model for model, paths in self._model_paths.items() if not missing.isdisjoint(paths)
-            ),
+            missing_models=self._list_lacking(known, seen),
+            files_url=seen.files_url,
+            fetch_fractions={
+                model: min(seen.fetch_fractions[path] for path in paths if path in seen.fetch_fractions)
+                for model, paths in (self._model_paths.items() if seen.fetch_fractions else ())
+                if not seen.fetch_fractions.keys().isdisjoint(paths)
+            },
         )
+
+    def _list_lacking(self, known: _KnownHost, seen: HostObservation) -> frozenset[str]:
+        """Return the models whose files are missing on a host, or may be others than the head's."""
+        lacking = set(seen.missing_paths)
+        head = self.head.stamps if self.head is not None and seen.files_url is not None else {}
+        if head and head != known.stamps:
+            lacking |= {
+                path
+                for path, stamp in known.stamps.items()
+                if head.get(path, stamp) != stamp and known.compared.get(path) != (head[path], stamp)
+            }
+        if not lacking:
+            return frozenset()
+        return frozenset(model for model, paths in self._model_paths.items() if not lacking.isdisjoint(paths))
+
+    def list_head_models(self) -> frozenset[str]:
+        """Return the models whose files hosts can get from the controller's own machine: all are there, and named by
+        paths that are the same on every host."""
+        if self.head is None or self.head.url is None:
+            return frozenset()
+        there = {path for path in self.head.stamps if not path.startswith(("/", "~"))}
+        return frozenset(model for model, paths in self._model_paths.items() if paths and there.issuperset(paths))
 
     def _judge_host(self, carried: CarriedHost, known: _KnownHost, now: float) -> tuple[HostState, str | None, float]:
         """Return the host's state, the reason of it, and when it was last heard."""
@@ -540,6 +579,22 @@ class ClusterRuntime:
         answer = await self._ask(self._choose_host(host), "check_preflight", message, PreflightReply)
         return PreflightResult(answer.ok, self._clock(), answer.error, answer.missing_image, answer.plain)
 
+    async def fetch_files(self, model: str, host: str, sources: Sequence[str]) -> None:
+        """Have `host` fetch the files of a model from the hosts of these names; the empty one is the head. The first
+        has all files. Returns when they are there. Raises StartError, which says why, and as the other methods."""
+        paths, head = tuple(self._model_paths.get(model, ())), self.head
+        seen = {name: known.seen for name, known in self._hosts.items()}
+        head_url = None if head is None else head.url
+        urls = [each.files_url if name and (each := seen.get(name)) is not None else head_url for name in sources]
+        peers = tuple(dict.fromkeys(url for url in urls if url is not None))
+        if not paths or not peers or urls[0] is None:
+            raise RuntimeUnavailableError("who has the files cannot be asked now")
+        stamps = {} if head is None else {path: head.stamps[path] for path in paths if path in head.stamps}
+        reply = await self._ask(host, "fetch_files", FetchFilesRequest(paths=paths, peers=peers), FilesReply, PULL_S)
+        if (known := self._hosts.get(host)) is not None:
+            there = reply.file_stamps
+            known.compared.update({path: (stamp, there[path]) for path, stamp in stamps.items() if path in there})
+
     async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image on `host`."""
         await self._open()
@@ -617,6 +672,8 @@ class ClusterRuntime:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.head is not None:
+            await self.head.close()
         await self._carrier.close()
 
 

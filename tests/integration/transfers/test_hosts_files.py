@@ -18,7 +18,7 @@ import httpx2
 
 from common.program_client import ProgramAddress
 from contract.downloads import FINAL_STATES, Download, DownloadOrder
-from controller.downloads.transfers_client import TransfersClient
+from controller.transfers_client import TransfersClient
 from tests.support.ports import free_port
 from tests.support.small_disk import mount_small_disk
 from tests.support.wait import until
