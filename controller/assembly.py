@@ -333,7 +333,8 @@ class Controller:
     def _list_model_paths(self) -> dict[str, tuple[str, ...]]:
         """Return the model paths of each declared model that engines here serve, by its name."""
         last_round = self._reconciler.round
-        state = self._files.desired_state() if last_round is None else last_round.desired
+        is_current = last_round is not None and last_round.desired.revision == self._files.revision
+        state = last_round.desired if is_current and last_round is not None else self._files.desired_state()
         models = [each for each in state.models.values() if each.runs] if state is not None else []
         return {each.name: REPLICA_ENGINES[each.backend].list_artifacts(each.definition) for each in models}
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu, is_memory_key
 from controller.planning.actions import WAITING_FOR_ROOM
+from controller.planning.files import find_file_sources
 from controller.state import (
     DesiredModel,
     Failure,
@@ -328,9 +329,11 @@ def rule_out_hosts(
         failure = observed.failures.get(key) if observed.failures else None
         if key in failed_keys or (failure is not None and failure.must_wait(now)):
             barred.add(host.name)
-        fetch = observed.fetches.get(FetchKey(model.name, host.name)) if observed.fetches else None
-        if fetch is not None and fetch.must_wait(now) and model.name in host.missing_models:
-            avoided.add(host.name)
+        if find_file_sources(model.name, host, observed):  # a check comes after the copy
+            fetch = observed.fetches.get(FetchKey(model.name, host.name))
+            if fetch is not None and fetch.must_wait(now):
+                avoided.add(host.name)
+            continue
         result = observed.preflights.get(PreflightKey(model.name, model.spec_hash, host.name))
         if result is None or result.ok:
             continue

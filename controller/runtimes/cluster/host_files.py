@@ -23,6 +23,8 @@ FRESH_S: Final = 5.0
 """Seconds for which a look at the model files answers every round."""
 POLL_S: Final = 0.5
 """Seconds between two looks at a fetch."""
+FIRST_WAIT_S: Final = 0.3
+"""Seconds that a look waits to hear where the files are served, while that is not known."""
 PATIENCE_S: Final = 60.0
 """Seconds for which `transfers` may not answer during a fetch, which goes on by itself when it is there again."""
 
@@ -60,7 +62,9 @@ class HostFiles:
         if wanted == self._paths and now - self._looked_at < FRESH_S:
             return
         if self._transfers is not None and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.create_task(self._ask_place())  # a round does not wait for it
+            self._asking = asyncio.create_task(self._ask_place())
+            if self.url is None:
+                await asyncio.wait({self._asking}, timeout=FIRST_WAIT_S)
         stamps = await asyncio.to_thread(read_stamps, self._models, wanted) if wanted else {}
         self.missing = frozenset(path for path, stamp in stamps.items() if stamp is None)
         if self._transfers is not None:

@@ -314,9 +314,9 @@ class ClusterRuntime:
         await self._open()
         asked_at, self._model_paths = time.monotonic(), self.list_model_paths()
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
+        await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if self.head is not None and any(each.files_url is not None for each in self._list_seen()):
             await self.head.look({path for paths in self._model_paths.values() for path in paths})
-        await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if all(each.seen is None for each in self._hosts.values()):
             problems = "; ".join(sorted(each.problem for each in self._hosts.values() if each.problem is not None))
             raise RuntimeUnavailableError(f"no host answers: {problems or 'none has joined'}")
