@@ -310,7 +310,7 @@ class OperationState:
         self.fetches = {
             key: failure
             for key, failure in self.fetches.items()
-            if failure is None or any(key.model == name for name, _ in current_specs)
+            if failure is None or key[:2] in current_specs
         }
         # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
         serving_models = {each.id.model for each in replicas if each.ready_since is not None and not each.is_asleep}
@@ -568,7 +568,7 @@ class Executor:
         task.add_done_callback(self._pulls.discard)
 
     def _fetch(self, action: FetchFiles) -> None:
-        key = FetchKey(action.model, action.host)
+        key = FetchKey(action.model, action.spec_hash, action.host)
         previous_failure, fetch_files = self._memory.fetches.get(key), self._options.fetch_files
         assert fetch_files is not None, "an only host has its files from nobody"
         self._memory.fetches[key] = None
@@ -578,7 +578,7 @@ class Executor:
                 await fetch_files(action.model, action.host, action.sources)
                 self._memory.fetches.pop(key, None)
                 preflights = self._memory.preflights
-                self._memory.preflights = {each: preflights[each] for each in preflights if each[::2] != key}
+                self._memory.preflights = {each: preflights[each] for each in preflights if each != key}
             except Exception as error:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the copy of the files of %s to host %s failed", action.model, action.host)

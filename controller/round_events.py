@@ -168,7 +168,7 @@ def _action_identity(action: Action) -> tuple[object, ...]:
         case DownloadSource():
             return action.kind, action.model, action.source, action.reason
         case FetchFiles():
-            return action.kind, action.model, action.host, action.reason
+            return action.kind, action.model, action.spec_hash, action.host, action.reason
         case _:
             return action.kind, action.id, action.reason
 

@@ -451,9 +451,10 @@ class PullKey(NamedTuple):
 
 
 class FetchKey(NamedTuple):
-    """The files of a model on one host, by its name."""
+    """The files of a model's definition on one host, by its name."""
 
     model: str
+    spec_hash: str
     host: str
 
 

@@ -57,6 +57,7 @@ class FetchFiles:
 
     kind: ClassVar[str] = "fetch"
     model: str
+    spec_hash: str
     host: str
     sources: tuple[str, ...]
     reason: str

@@ -330,7 +330,7 @@ def rule_out_hosts(
         if key in failed_keys or (failure is not None and failure.must_wait(now)):
             barred.add(host.name)
         if find_file_sources(model.name, host, observed):  # a check comes after the copy
-            fetch = observed.fetches.get(FetchKey(model.name, host.name))
+            fetch = observed.fetches.get(FetchKey(model.name, model.spec_hash, host.name))
             if fetch is not None and fetch.must_wait(now):
                 avoided.add(host.name)
             continue

@@ -151,7 +151,7 @@ def has_copy(turn: ModelTurn, model: DesiredModel, host: str) -> bool:
 
 
 def _fetch_files(turn: ModelTurn, model: DesiredModel, index: int, host: str) -> None:
-    key, found = FetchKey(model.name, host), turn.observed.find_host(host)
+    key, found = FetchKey(model.name, model.spec_hash, host), turn.observed.find_host(host)
     assert found is not None, "only known hosts lack files"
     failure = turn.observed.fetches.get(key)
     if failure is not None and failure.must_wait(turn.now):
@@ -163,7 +163,7 @@ def _fetch_files(turn: ModelTurn, model: DesiredModel, index: int, host: str) ->
     else:
         sources = find_file_sources(model.name, found, turn.observed)
         like = " as the head has them" if sources[0] == HEAD else ""
-        turn.add_once(FetchFiles(model.name, host, sources, f"{found.title} does not have its files{like}"))
+        turn.add_once(FetchFiles(model.name, model.spec_hash, host, sources, f"{found.title} does not have its files{like}"))
 
 
 def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, key: PullKey) -> None:
