@@ -5,7 +5,7 @@
 | `POST /inspect` | `DownloadOrder` | `Inspection`: what the reference resolves to now. Nothing is stored |
 | `POST /ranges` | `RangeOrder` | bytes of one file of the source, `application/octet-stream` |
 | `POST /search` | `SearchOrder` | `FoundModels`: models of the hub whose names have these words. Nothing is stored |
-| `POST /downloads` | `DownloadOrder` | `Download`, status 202; 200 where it is under way already |
+| `POST /downloads` | `CopyOrder` | `Download`, status 202; 200 where it is under way already |
 | `GET /downloads` | | `DownloadList`, newest first |
 | `GET /downloads/{id}` | | `Download` |
 | `DELETE /downloads/{id}` | | `Download` with the state `cancelled`; what was fetched of it is removed |
@@ -68,6 +68,11 @@ class DownloadOrder(Order):
     include_pickle: bool = Field(
         default=False, description="Whether files that run code when they are loaded (pickle) are taken, too."
     )
+
+
+class CopyOrder(DownloadOrder):
+    """A download, or by the reference `head:PATH` a copy from other hosts. Body of `POST /downloads`."""
+
     peers: list[Annotated[str, StringConstraints(pattern=r"^https?://[^/?#\s]{1,255}$")]] = Field(
         default_factory=list,
         max_length=64,
@@ -299,7 +304,7 @@ class DownloadRecord(BaseModel):
     reference: str = Field(description="The reference, in its canonical form.")
     include_pickle: bool = Field(default=False, description="As `DownloadOrder.include_pickle`.")
     peers: list[str] = Field(
-        default_factory=list, exclude_if=lambda peers: not peers, description="As `DownloadOrder.peers`."
+        default_factory=list, exclude_if=lambda peers: not peers, description="As `CopyOrder.peers`."
     )
     pinned: str | None = Field(
         default=None,

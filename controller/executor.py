@@ -308,9 +308,7 @@ class OperationState:
             if failure_state is None or source in sources
         }
         self.fetches = {
-            key: failure
-            for key, failure in self.fetches.items()
-            if failure is None or key[:2] in current_specs
+            key: failure for key, failure in self.fetches.items() if failure is None or key[:2] in current_specs
         }
         # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
         serving_models = {each.id.model for each in replicas if each.ready_since is not None and not each.is_asleep}

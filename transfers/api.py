@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.program import answer_error, error_handlers
 from contract.downloads import (
+    CopyOrder,
     Download,
     DownloadList,
     DownloadOrder,
@@ -146,11 +147,11 @@ class DownloadRoutes:
         return answer_model(await self._slow.run(self._inspector.search, order))
 
     async def order(self, request: Request) -> Response:
-        """Begin the download in the body (a `DownloadOrder`), and answer it with status 202; with 200 if it is under
+        """Begin the download in the body (a `CopyOrder`), and answer it with status 202; with 200 if it is under
         way already. Does not wait for its end. Raises RoundhouseError `body_too_large`, `invalid_json`,
         `invalid_request` or `reference_invalid`; OSError if it cannot be recorded; and ClientDisconnect if the client
         leaves while it sends the body."""
-        order = await read_order(request, DownloadOrder)
+        order = await read_order(request, CopyOrder)
         reference = read_reference(order.reference)
         download, is_new = await self._quick.run(
             self._board.order, reference, include_pickle=order.include_pickle, peers=tuple(order.peers)

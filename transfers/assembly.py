@@ -31,8 +31,7 @@ from transfers.models_folder import ModelsFolder, RecordStore
 from transfers.network import NetworkOptions, RetryPolicy
 from transfers.settings import TransfersSettings
 from transfers.sharing import DigestStore, SharedModels, derive_share_token, load_host_certificate
-from transfers.sources.direct import LocalSource, UrlSource
-from transfers.sources.head import HeadSource
+from transfers.sources.direct import HeadSource, LocalSource, UrlSource
 from transfers.sources.hub import HubSource
 from transfers.sources.registry import RegistrySource
 from transfers.sources.source_set import SourceSet

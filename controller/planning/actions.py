@@ -52,7 +52,7 @@ class DownloadSource:
 @dataclass(frozen=True, slots=True)
 class FetchFiles:
     """Plan action: copy the files of a model to a host that lacks them, from `sources`, names of hosts as
-    `planning.files.find_file_sources` returns them. The time that it takes does not count towards a start deadline, and
+    `planning.hosts.find_file_sources` returns them. The time that it takes does not count towards a start deadline, and
     a failed copy is retried with a backoff of its own."""
 
     kind: ClassVar[str] = "fetch"

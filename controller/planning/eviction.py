@@ -32,7 +32,7 @@ from controller.planning.eviction_candidates import (
     is_evictable,
     pending_models,
 )
-from controller.planning.files import find_file_sources
+from controller.planning.hosts import find_file_sources
 from controller.planning.placement import (
     ClaimLedger,
     NoRoom,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu, is_memory_key
 from controller.planning.actions import WAITING_FOR_ROOM
-from controller.planning.files import find_file_sources
+from controller.planning.hosts import find_file_sources
 from controller.state import (
     DesiredModel,
     Failure,

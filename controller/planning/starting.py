@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.planning.actions import WAITING_FOR_ROOM, DownloadSource, FetchFiles, Preflight, PullImage, Start, Wake
-from controller.planning.files import HEAD, find_file_sources
+from controller.planning.hosts import HEAD, find_file_sources
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import (
     ClaimLedger,
@@ -163,7 +163,9 @@ def _fetch_files(turn: ModelTurn, model: DesiredModel, index: int, host: str) ->
     else:
         sources = find_file_sources(model.name, found, turn.observed)
         like = " as the head has them" if sources[0] == HEAD else ""
-        turn.add_once(FetchFiles(model.name, model.spec_hash, host, sources, f"{found.title} does not have its files{like}"))
+        turn.add_once(
+            FetchFiles(model.name, model.spec_hash, host, sources, f"{found.title} does not have its files{like}")
+        )
 
 
 def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, key: PullKey) -> None:

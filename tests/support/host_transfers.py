@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.program_client import ProgramAddress
-from contract.downloads import FINAL_STATES, Download, DownloadOrder
+from contract.downloads import FINAL_STATES, CopyOrder, Download
 from controller.transfers_client import TransfersClient
 from tests.support.ports import free_port
 from tests.support.wait import until
@@ -70,7 +70,7 @@ class HostProgram:
             async def order() -> Any:
                 with contextlib.suppress(Exception):
                     return await client.order_download(
-                        DownloadOrder(reference=f"head:{path}", peers=[each.url for each in peers])
+                        CopyOrder(reference=f"head:{path}", peers=[each.url for each in peers])
                     )
 
             begun, _ = await until("the program listens", order)

@@ -97,7 +97,7 @@ class DownloadBoard:
         """Begin a download, or begin again one that has ended; one that is just being cancelled begins again when its
         threads have ended. Return it, and True; if the same reference is under way with the same `include_pickle`,
         return that download, and False. `include_pickle`: whether weights in pickle files are taken, too. `peers`: see
-        `DownloadOrder.peers`. Does not wait for the source. Blocks on the disk. Raises OSError if the download cannot
+        `CopyOrder.peers`. Does not wait for the source. Blocks on the disk. Raises OSError if the download cannot
         be recorded."""
         text = str(reference)
         download = make_download_id(text, include_pickle=include_pickle)

@@ -264,7 +264,8 @@ class DownloadJob:
         self._save = save
         self._list_placed = list_placed
         self._stopped = threading.Event()
-        self._client = tools.sources.open_client(tools.network, record.peers)
+        self._peers = tuple(record.peers) if isinstance(reference, HeadReference) else ()
+        self._client = tools.sources.open_client(tools.network, self._peers)
         self._partials: Mapping[str, tuple[SourceFile, Path]] = {}
         """By path below the models folder, while they are fetched."""
 
@@ -292,7 +293,7 @@ class DownloadJob:
             resolved = self._tools.sources.resolve(
                 self._reference,
                 include_pickle=self._record.include_pickle,
-                peers=self._record.peers,
+                peers=self._peers,
                 wait=self._wait,
             )
             resolution = choose_folder(resolved, self._list_placed())

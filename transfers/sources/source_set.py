@@ -19,8 +19,7 @@ from contract.model_reference import (
 )
 from transfers.network import NetworkOptions, SourceClient
 from transfers.sources.base import Resolution
-from transfers.sources.direct import LocalSource, UrlSource
-from transfers.sources.head import HeadSource
+from transfers.sources.direct import HeadSource, LocalSource, UrlSource
 from transfers.sources.hub import HubSource
 from transfers.sources.registry import RegistrySource
 
@@ -50,7 +49,7 @@ class SourceSet:
         wait: Callable[[float], None] = time.sleep,
     ) -> Resolution:
         """Ask the source of the reference's kind what the reference is now. Blocks. `include_pickle`: whether weights
-        in pickle files are taken, too. `peers`: see `DownloadOrder.peers`. `wait` sleeps between two tries; what it
+        in pickle files are taken, too. `peers`: see `CopyOrder.peers`. `wait` sleeps between two tries; what it
         raises is raised.
 
         Raises:

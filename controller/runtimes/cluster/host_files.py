@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from contract.downloads import FINAL_STATES, Download, DownloadOrder
+from contract.downloads import FINAL_STATES, CopyOrder, Download
 from contract.errors import RoundhouseError
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import Stamp, read_stamps
@@ -108,7 +108,7 @@ class HostFiles:
             raise StartError(f"{lacking[0]} was fetched, and is not found below {self._models.describe()}")
 
     async def _fetch_path(self, client: TransfersClient, path: str, peers: list[str]) -> None:
-        order = DownloadOrder(reference=f"head:{path}", peers=peers)
+        order = CopyOrder(reference=f"head:{path}", peers=peers)
         found: Download | None = None
         answered_at = time.monotonic()
         while found is None or found.state not in FINAL_STATES:

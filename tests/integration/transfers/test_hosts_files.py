@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from contract.downloads import DownloadOrder
+from contract.downloads import CopyOrder
 from tests.support.host_transfers import TOKEN, HostProgram, running
 from tests.support.ports import free_port
 from tests.support.small_disk import mount_small_disk
@@ -61,7 +61,7 @@ async def test_kill_in_the_middle_resumes_and_a_flipped_byte_is_fetched_again(tm
 
             async def order() -> Any:
                 with contextlib.suppress(Exception):
-                    return await client.order_download(DownloadOrder(reference="head:x.gguf", peers=[head.url]))
+                    return await client.order_download(CopyOrder(reference="head:x.gguf", peers=[head.url]))
 
             await until("the program listens", order)
             journals = a.models / ".roundhouse" / "partial"

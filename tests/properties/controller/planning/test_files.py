@@ -15,7 +15,7 @@ from controller.engines.stub import StubDefinition
 from controller.hosts import Host, HostState
 from controller.planning.actions import Action, Drain, FetchFiles, Preflight, Start, Stop, Undrain
 from controller.planning.backoff import next_failure
-from controller.planning.files import HEAD, MOST_SOURCES, find_file_sources
+from controller.planning.hosts import HEAD, MOST_SOURCES, find_file_sources
 from controller.planning.plan import plan
 from controller.state import (
     DesiredModel,
