@@ -108,10 +108,11 @@ campaign: $(VENV)/.installed-dev models/clockwork.gguf ## One campaign in full, 
 
 lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
 	@$(PIP) install uv
-	@for part in gateway controller worker all dev; do \
+	@for part in gateway controller worker all dev cluster; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header --no-annotate --upgrade --extra $$part $$(test $$part != gateway || echo --extra retrieval) \
 	    $$(test $$part != controller || echo --extra transfers) \
+	    $$(test $$part != cluster || echo --extra all) \
 	    pyproject.toml -o requirements/$$part.txt; \
 	done
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -28,6 +28,9 @@ _SECTIONS: Final[Mapping[str, Sequence[Callable[..., object] | typer.Typer]]] = 
     "Serve": (
         up.up,
         up.down,
+        up.head,
+        up.join,
+        up.leave,
         pull.serve,
         chat.chat,
         chat.run,

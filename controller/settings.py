@@ -118,9 +118,18 @@ _Fields: TypeAlias = Annotated[
 _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
+_RAY: Final = "ray:"
+
+
 def _read_hosts(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the hosts in a comma-separated list such as `local:a,local:b`. Raises ValueError."""
+    """Return the names of the hosts in a comma-separated list such as `local:a,local:b`, or the only entry
+    `ray:ADDRESS:PORT` as it is. Raises ValueError."""
     entries = [each for each in map(str.strip, value.split(",") if isinstance(value, str) else value) if each]
+    if any(each.startswith(_RAY) for each in entries):
+        address, _, port = entries[0].removeprefix(_RAY).rpartition(":")
+        if len(entries) > 1 or not address or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"`{','.join(entries)}` is no `ray:ADDRESS:PORT`, which stands alone")
+        return tuple(entries)
     for each in entries:
         if not each.startswith("local:") or _HOST_NAME.fullmatch(each.removeprefix("local:")) is None:
             raise ValueError(f"`{each}` is no `local:NAME`, with a name of lower case letters, digits, dots and dashes")
@@ -133,7 +142,7 @@ _Hosts: TypeAlias = Annotated[
     tuple[str, ...],
     NoDecode,
     PlainValidator(_read_hosts),
-    PlainSerializer(lambda names: ",".join(f"local:{name}" for name in names)),
+    PlainSerializer(lambda names: ",".join(name if name.startswith(_RAY) else f"local:{name}" for name in names)),
     WithJsonSchema({"type": "string"}),
 ]
 
@@ -167,8 +176,9 @@ class ControllerSettings(ProgramSettings):
     hosts: _Hosts = Field(
         "",
         validate_default=True,
-        description="Hosts that engines run on, comma-separated. For tests: `local:a,local:b` are two hosts in the "
-        "controller's own process, whose engines are processes of this machine; default: this machine alone.",
+        description="Hosts that engines run on: `ray:ADDRESS:PORT` are those that joined Ray's head there, on this "
+        "machine; `roundhouse head` sets it. For tests: `local:a,local:b` are two hosts in the controller's own "
+        "process, whose engines are processes of this machine; default: this machine alone.",
     )
     host_lost_s: float = Field(
         15,
@@ -346,6 +356,11 @@ class ControllerSettings(ProgramSettings):
         """Address at which the transfers program is asked: `unix:<path>` or `http://host:port`. Without
         `transfers_url`, its socket in the state folder."""
         return self.transfers_url or f"unix:{self.state / TRANSFERS_SOCKET}"
+
+    @property
+    def is_ray(self) -> bool:
+        """Whether the hosts are those that joined over Ray."""
+        return any(each.startswith(_RAY) for each in self.hosts)
 
     @property
     def gateway_hosts(self) -> tuple[str, ...]:

@@ -7,19 +7,20 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from cli.options import ControllerUrl, Desired, Json, Models, Runtime, State, read_settings
+from cli.options import ControllerUrl, Desired, Json, Models, Runtime, State, Timeout, read_settings
 from cli.output import CommandError, ExitCode, print_error, print_json, print_line
 from common.listening import LISTENER, take_passed_files
 
 if TYPE_CHECKING:
     from cli.admin_client import AdminClient
     from cli.up.service import Change
-    from cli.up.supervisor import ProcessRecord
+    from cli.up.supervisor import Announcer, ProcessRecord
     from controller.artifacts.model_roots import ModelRoots
     from controller.settings import ControllerSettings
 
@@ -80,6 +81,175 @@ def up(
         return asyncio.run(run.run())
     finally:
         os.close(lock)
+
+
+HEAD_PORT = 8093
+"""Port of Ray's head by default. The others follow it (docs/cluster.md)."""
+HostName = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Name of this host; default: the machine's name.")
+]
+HostAddress = Annotated[
+    str | None,
+    typer.Option("--address", metavar="IP", help="Address at which the other machines reach this one; default: found."),
+]
+
+
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="Label that `hosts` of a model may name; may be repeated."),
+]
+JoinName = Annotated[str | None, typer.Option("--host-name", metavar="NAME", help="With --join: name of this host.")]
+Join = Annotated[
+    str | None, typer.Option("--join", metavar="HEAD:PORT", help="Be a host of the installation of this head.")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="With --join: the head's `join.json`, copied here.")
+]
+
+
+def head(
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+    host: Host = None,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option("--gateway-port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on."),
+    ] = None,
+    name: HostName = None,
+    address: HostAddress = None,
+    port: Annotated[
+        int,
+        typer.Option("--port", metavar="PORT", min=1024, max=64000, help="Port of Ray's head; the others follow it."),
+    ] = HEAD_PORT,
+    no_engines: Annotated[bool, typer.Option("--no-engines", help="Run no engines on this machine.")] = False,
+    insecure_private_network: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-private-network",
+            help="Encrypt nothing between the hosts: for a network that nobody else is on.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Serve the models as `up` does, on this machine and on every host that joins.
+
+    Prints the command with which another machine joins. The file that it names lets whoever has it run programs on
+    every host. Ctrl-C ends everything, also the engines on other hosts. Exit codes: those of `up`.
+    """
+    require_ray()
+    from cli.up.hosts import check_address, default_name, find_address, join_place, prepare_head, serve_head
+    from cli.up.run import UpRun, drop_programs_without_packages, lock_and_check
+    from cli.up.supervisor import Announcer, listen_at
+
+    options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host}
+    own_address = check_address(address) if address is not None else find_address("192.0.2.1")
+    hosts = f"ray:{join_place(own_address, port)}"
+    settings = read_settings(**options, port=gateway_port, hosts=hosts)
+    check_folder(settings.desired)
+    check_models(settings.models)
+    lock = lock_and_check(settings.state)
+    try:
+        listeners = listen_at(settings.gateway_hosts, settings.port)
+        settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})
+        announcer = Announcer(as_json)
+        settings = drop_programs_without_packages(settings, announcer)
+        setup = prepare_head(
+            settings,
+            name or default_name(),
+            announcer,
+            has_engines=not no_engines,
+            is_insecure=insecure_private_network,
+        )
+        run = UpRun(setup.settings, setup.specs, announcer)
+        run.hold_listeners(listeners)
+        return asyncio.run(serve_head(setup, run, announcer))
+    finally:
+        os.close(lock)
+
+
+def join(
+    head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="Address of the head, as it prints it.")],
+    token_file: Annotated[
+        Path, typer.Option("--token-file", metavar="FILE", help="The head's `join.json`, copied to this machine.")
+    ],
+    name: HostName = None,
+    address: HostAddress = None,
+    label: Labels = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+) -> int:
+    """Make this machine a host of an installation, in the foreground.
+
+    Who has the token file can run programs on every host. Joins again whenever the connection or the head is lost, for
+    ever. Ctrl-C ends it and the engines here. Exit code 0: ended by Ctrl-C or a signal. 1: the head refuses this
+    machine. 4: the state folder is in use. 64: an option or the token file is wrong.
+    """
+    from cli.up.supervisor import Announcer
+
+    settings = read_settings(state=state, models=models, runtime=runtime)
+    return _serve_host(settings, head, token_file, name, address, label or [], Announcer(False), ends_engines=True)
+
+
+def _serve_host(
+    settings: ControllerSettings,
+    head: str,
+    token_file: Path,
+    name: str | None,
+    address: str | None,
+    labels: Sequence[str],
+    announcer: Announcer,
+    *,
+    ends_engines: bool = False,
+) -> int:
+    require_ray()
+    from cli.up.hosts import JoinRun, plan_join, trust_words
+    from cli.up.supervisor import lock_state
+
+    spec = plan_join(settings, head, token_file, name, address, labels, os.environ)
+    check_models(settings.models)
+    for line in trust_words(token_file, head, ends_engines=ends_engines):
+        announcer.print_note(line)
+    lock = lock_state(settings.state)
+    try:
+        return asyncio.run(JoinRun(settings, [spec], announcer, ends_engines=ends_engines).run())
+    finally:
+        os.close(lock)
+
+
+def leave(
+    state: State = None,
+    runtime: Runtime = None,
+    no_drain: Annotated[
+        bool, typer.Option("--no-drain", help="End the engines here at once, with the requests in them.")
+    ] = False,
+    timeout: Timeout = 600.0,
+) -> int:
+    """Take this machine out of the installation that it has joined.
+
+    Drains it, ends `join` and the engines here, has the head forget it, and removes its token and certificate. Exit
+    code 0: it is no host any more. 1: it is none, or the head cannot be asked to drain it. 2: engines are left after
+    --timeout, and it is still a host.
+    """
+    require_ray()
+    from cli.up.hosts import LeaveRun
+    from controller.runtimes.cluster.material import read_membership
+
+    settings = read_settings(state=state, runtime=runtime)
+    if (membership := read_membership(settings.state)) is None:
+        raise CommandError(f"nothing has joined with the state folder {settings.state}; --state names it")
+    code = asyncio.run(LeaveRun(settings, membership, print_error).run(timeout, is_drained=not no_drain))
+    if code is ExitCode.DONE:
+        print_line(f"host {membership.name} has left {membership.head}")
+    return code
+
+
+def require_ray() -> None:
+    """Raise CommandError unless Ray and what else several hosts need is installed."""
+    if any(find_spec(each) is None for each in ("ray", "cryptography")):
+        raise CommandError("several hosts need Ray: `pip install 'roundhouse[cluster]'` brings it")
 
 
 def check_folder(desired: Path) -> None:
@@ -342,9 +512,17 @@ def install(
     port: Annotated[
         int | None, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on.")
     ] = None,
+    join: Join = None,
+    token_file: TokenFile = None,
+    host_name: JoinName = None,
+    address: HostAddress = None,
+    label: Labels = None,
     as_json: Json = False,
 ) -> int:
     """Write a systemd unit that serves the models, with engines as processes.
+
+    With --join the unit makes this machine a host of the installation of that head (docs/cluster.md); --token-file,
+    --host-name, --address and --label are those of `roundhouse join`.
 
     Without --now nothing is started, and the output says what to type next. Folders, address and PATH are taken from
     this command line; other settings go into the environment file that the output names. The state folder is made if it
@@ -354,7 +532,25 @@ def install(
     from cli.up.service import install_service
 
     options = {"desired": desired, "state": state, "models": models, "host": host, "port": port}
-    return _tell(install_service(name, is_system=system, user=user, is_started=now, options=options), as_json)
+    arguments: tuple[str, ...] = ()
+    if join is not None:
+        require_ray()
+        from cli.up.hosts import plan_join
+
+        settings = read_settings(state=state, models=models, runtime="process")
+        plan_join(settings, join, _need_token(token_file), host_name, address, label or [], os.environ)
+        arguments = ("--join", join, "--token-file", str(_need_token(token_file).absolute()))
+        arguments += ("--host-name", host_name) if host_name is not None else ()
+        arguments += ("--address", address) if address is not None else ()
+        arguments += tuple(part for each in label or () for part in ("--label", each))
+    change = install_service(name, is_system=system, user=user, is_started=now, options=options, join=arguments)
+    return _tell(change, as_json)
+
+
+def _need_token(token_file: Path | None) -> Path:
+    if token_file is None:
+        raise CommandError("--join needs --token-file: the head's `join.json`, copied to this machine", ExitCode.USAGE)
+    return token_file
 
 
 @service.command()
@@ -375,8 +571,20 @@ def remove(
 
 
 @service.command()
-def run(desired: Desired = None, state: State = None, models: Models = None) -> int:
+def run(
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    join: Join = None,
+    token_file: TokenFile = None,
+    host_name: JoinName = None,
+    address: HostAddress = None,
+    label: Labels = None,
+) -> int:
     """Serve the models until a signal to end. Engines keep running afterwards.
+
+    With --join this machine is a host of that head's installation, as with `roundhouse join`. With
+    ROUNDHOUSE_HOSTS=ray:ADDRESS:PORT it is a head, as with `roundhouse head`.
 
     The systemd unit starts this command; any other supervisor may, too. `roundhouse down` ends it and every engine.
     Exit code 0: ended by a signal. 4: another `up` or controller uses the state folder. 5: the address is taken.
@@ -385,13 +593,21 @@ def run(desired: Desired = None, state: State = None, models: Models = None) -> 
     from cli.up.service import ServiceRun
     from cli.up.supervisor import Announcer, lock_state
 
+    announcer = Announcer(False)
+    if join is not None:
+        settings = read_settings(state=state, models=models)
+        return _serve_host(settings, join, _need_token(token_file), host_name, address, label or [], announcer)
     settings = read_settings(desired=desired, state=state, models=models, runtime="process")
     check_folder(settings.desired)
     lock = lock_state(settings.state)
     try:
-        announcer = Announcer(False)
         settings = drop_programs_without_packages(settings, announcer)
         passed = take_passed_files(os.environ).get(LISTENER, ())
+        if settings.is_ray:
+            require_ray()
+            from cli.up.hosts import run_service
+
+            return run_service(settings, announcer, passed)
         return asyncio.run(ServiceRun(settings, program_specs(settings, os.environ), announcer, passed).run())
     finally:
         os.close(lock)

@@ -290,7 +290,9 @@ SIDE_PROGRAMS: Final = (
 )
 """`service run` and `down` end them in this order, after the gateway and before the controller; `up` ends them at the
 same time as the controller."""
-PROGRAMS_IN_END_ORDER: Final = ("gateway", *(program.name for program in SIDE_PROGRAMS), "controller")
+RAY_NODE: Final = "ray node"
+"""Name of the program that keeps Ray running on a machine of several hosts. It ends last: the controller needs it."""
+PROGRAMS_IN_END_ORDER: Final = ("gateway", *(program.name for program in SIDE_PROGRAMS), "controller", RAY_NODE)
 """All programs of an `up`. The gateway ends first, because its running requests need the others."""
 
 
@@ -319,6 +321,7 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> l
         "ROUNDHOUSE_STATE": str(settings.state),
         "ROUNDHOUSE_MODELS": str(settings.models),
         "ROUNDHOUSE_RUNTIME": settings.runtime,
+        "ROUNDHOUSE_HOSTS": settings.model_dump(include={"hosts"})["hosts"],
         "ROUNDHOUSE_HOST": settings.host,
         "ROUNDHOUSE_PORT": str(settings.port),
         "ROUNDHOUSE_CONTROLLER_LISTEN": settings.listen,
@@ -481,6 +484,9 @@ class UpRun(SupervisedRun):
             child.send_signal(signal.SIGTERM)
         waits = [self._wait_or_kill(child, supervisor.UP_PROGRAMS_S) for child in side_programs]
         await asyncio.gather(*waits, self._end_controller())
+        if (node := children.get(RAY_NODE)) is not None:
+            node.send_signal(signal.SIGTERM)
+            await self._wait_or_kill(node, supervisor.RAY_ENDS_S)
 
     async def _end_controller(self) -> None:
         controller = self._supervisor.children.get("controller")
@@ -534,6 +540,8 @@ async def stop_orphans(settings: ControllerSettings, *, grace_s: float, lock_wai
     """
     if not (settings.state / IDENTITY_NAME).exists():
         return []
+    if settings.is_ray:  # which has ended: this machine's engines are left
+        settings = settings.model_copy(update={"hosts": ()})
     store = await _wait_for_state_dir(settings.state, settings.instance, lock_wait_s)
     try:
         # Engines of one runtime are still there when `auto` now chooses the other.

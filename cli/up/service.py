@@ -18,14 +18,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from cli.options import read_settings
 from cli.output import CommandError, ExitCode
 from cli.up import supervisor
-from cli.up.run import SIDE_PROGRAMS, SupervisedRun
+from cli.up.run import RAY_NODE, SIDE_PROGRAMS, SupervisedRun
 from cli.up.supervisor import (
     Announcer,
     ChildSpec,
@@ -74,6 +74,8 @@ class ServiceUnit:
     """Paths that the service and its engines must not write, although their user may."""
     stop_timeout_s: int
     """Seconds from SIGTERM to SIGKILL of the service."""
+    arguments: Sequence[str] = ()
+    """Further arguments of `service run`."""
 
 
 def render_unit(unit: ServiceUnit) -> str:
@@ -84,6 +86,7 @@ def render_unit(unit: ServiceUnit) -> str:
         "name": _plain(unit.name),
         "user": _plain(unit.user or ""),
         "program": _quoted(str(unit.program)),
+        "arguments": "".join(f" {_quoted(each)}" for each in unit.arguments),
         "folder": _plain(str(unit.folder)),
         "state": _plain(str(unit.state)),
         "environment": "\n".join(f"Environment={_quoted(f'{name}={text}')}" for name, text in unit.environment.items()),
@@ -251,13 +254,20 @@ class Change:
 
 
 def install_service(
-    name: str, *, is_system: bool, user: str | None, is_started: bool, options: Mapping[str, Any]
+    name: str,
+    *,
+    is_system: bool,
+    user: str | None,
+    is_started: bool,
+    options: Mapping[str, Any],
+    join: Sequence[str] = (),
 ) -> Change:
     """Write the unit `name`, create its state folder, and with `is_started` start the unit now and with the machine;
     restart it if it runs and its text has changed. Return what was done.
 
     `user` is whom a system unit runs as; None only without `is_system`. `options` are settings from the command line;
-    None takes the default. The text of a unit that is as it should be is not written again.
+    None takes the default. `join`: arguments of `service run` on a machine that joins a head. The text of a unit that
+    is as it should be is not written again.
 
     Raises CommandError, before anything is written, where systemd does not run, an option is wrong, root is needed, the
     desired-state folder is missing, the user cannot run Roundhouse, or the unit is somebody else's or of another state
@@ -269,6 +279,7 @@ def install_service(
     settings = read_settings(**options, runtime="process")
     systemd = Systemd(is_system)
     unit = plan_unit(name, settings, systemd.environment_file(name), user if is_system else None, os.environ)
+    unit = replace(unit, arguments=join)
     try:
         text = render_unit(unit)
     except UnitTextError as error:
@@ -276,7 +287,7 @@ def install_service(
     change = Change(systemd.unit_folder / f"{name}.service")
     present = _read_unit(change.path)
     _check_replaceable(change.path, present, unit)
-    if not settings.desired.is_dir():
+    if not join and not settings.desired.is_dir():
         raise CommandError(f"there is no folder {unit.environment['ROUNDHOUSE_DESIRED']}; --desired names it")
     if account is not None:
         _check_can_run(account)
@@ -566,6 +577,7 @@ class ServiceRun(SupervisedRun):
             ("gateway", supervisor.gateway_stop_timeout_s()),
             *((program.name, supervisor.MARGIN_S) for program in SIDE_PROGRAMS),
             ("controller", supervisor.controller_stop_timeout_s(self._settings)),
+            (RAY_NODE, supervisor.RAY_ENDS_S),
         )
 
     async def _end_earlier_programs(self) -> None:

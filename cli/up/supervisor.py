@@ -59,6 +59,8 @@ UP_ENGINES_S: Final = 5.0
 """Grace period of engines when `up` ends, at most: no request is left in them then."""
 UP_LEFT_S: Final = 0.5
 """Grace period of engines that a controller which did not end in time has left."""
+RAY_ENDS_S: Final = 15.0
+"""Seconds that Ray gets to end, after the controller."""
 UP_ENDS_S: Final = 40.0
 """Seconds within which `up` ends, beyond the gateway's grace period: more than the three above together, since what is
 killed is not gone at once."""

@@ -81,11 +81,7 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
     RuntimeUnavailableError if docker is named and does not answer or cannot be used. With `auto`, the reason is only
     logged. Raises OSError if a folder of the process runtime cannot be made."""
     if settings.hosts:
-        from controller.runtimes.cluster.local_carrier import open_local_hosts
-        from controller.runtimes.cluster.runtime import ClusterRuntime
-
-        carrier = open_local_hosts(settings, instance, *read_memory_limit(settings))
-        return ClusterRuntime(carrier, kind="process", file=settings.state.absolute() / "hosts" / "replicas.json")
+        return await _open_cluster(settings, instance)
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
         from controller.runtimes.docker.runtime import DockerOptions, open_docker
@@ -109,3 +105,23 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
     return ProcessRuntime(
         instance, settings.state.absolute(), settings.models.absolute(), log_mib=settings.engine_log_mib
     )
+
+
+async def _open_cluster(settings: ControllerSettings, instance: str) -> Runtime:
+    """Create the runtime over several hosts. Raises RuntimeUnavailableError as `open_runtime`."""
+    from controller.runtimes.cluster.runtime import ClusterRuntime
+
+    file = settings.state.absolute() / "hosts" / "replicas.json"
+    if settings.hosts[0].startswith("ray:"):
+        from controller.runtimes.cluster.ray_carrier import open_ray_hosts
+
+        kind = settings.runtime
+        if kind == "auto":  # all hosts must be of one kind, and the head's own machine says which
+            runtime = await open_runtime(settings.model_copy(update={"hosts": ()}), instance)
+            kind = "docker" if runtime.kind == "docker" else "process"
+            await runtime.close()
+        return ClusterRuntime(open_ray_hosts(settings, instance), kind=kind, file=file)
+    from controller.runtimes.cluster.local_carrier import open_local_hosts
+
+    carrier = open_local_hosts(settings, instance, *read_memory_limit(settings))
+    return ClusterRuntime(carrier, kind="process", file=file)

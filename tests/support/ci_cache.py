@@ -1,4 +1,4 @@
-"""Where `.ci/engines`, `.ci/litertlm`, `.ci/prometheus` and `.ci/vllm` keep what they built, or would."""
+"""Where `.ci/cluster`, `engines`, `litertlm`, `prometheus` and `vllm` there keep what they built, or would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
-def cached_build(name: Literal["engines", "litertlm", "prometheus", "vllm"]) -> Path:
+def cached_build(name: Literal["cluster", "engines", "litertlm", "prometheus", "vllm"]) -> Path:
     """The folder of one of them; it need not exist."""
     command = [str(REPOSITORY / ".ci" / name), "--path"]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())

@@ -44,30 +44,31 @@ def private_lan() -> Iterator[Lan]:
     lan = Lan(f"rh-{number}-server", f"rh-{number}-client")
     with ExitStack() as stack:
         for name in (lan.server, lan.client):
-            stack.enter_context(_namespace(name))
-        _ip(f"-n {lan.server} link add lan0 type veth peer name lan0 netns {lan.client}")
+            stack.enter_context(namespace(name))
+        run_ip(f"-n {lan.server} link add lan0 type veth peer name lan0 netns {lan.client}")
         for name, address in ((lan.server, lan.server_ip), (lan.client, lan.client_ip)):
-            _ip(f"-n {name} address add {address}/24 dev lan0")
-            _ip(f"-n {name} link set lan0 up")
-            _ip(f"-n {name} link set lo up")
-            _ip(f"-n {name} route add 224.0.0.0/4 dev lan0")
+            run_ip(f"-n {name} address add {address}/24 dev lan0")
+            run_ip(f"-n {name} link set lan0 up")
+            run_ip(f"-n {name} link set lo up")
+            run_ip(f"-n {name} route add 224.0.0.0/4 dev lan0")
         yield lan
 
 
 @contextmanager
-def _namespace(name: str) -> Iterator[None]:
+def namespace(name: str) -> Iterator[str]:
     """Make a network namespace, and remove it with everything in it. Skips where none can be made."""
     require("netns", os.geteuid() == 0, "network namespaces need root")
     require("netns", shutil.which("ip") is not None, "ip (Debian's iproute2) is missing")
     result = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     require("netns", result.returncode == 0, f"the kernel refuses a network namespace: {result.stderr.strip()}")
     try:
-        yield
+        yield name
     finally:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-def _ip(arguments: str) -> None:
+def run_ip(arguments: str) -> None:
+    """Run `ip` with these arguments."""
     subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
 
 
@@ -91,12 +92,12 @@ def outside_host() -> Iterator[str]:
     third = secrets.randbelow(256)
     ours, theirs = f"198.18.{third}.1", f"198.18.{third}.2"
     with ExitStack() as stack:
-        stack.enter_context(_namespace(name))
-        _ip(f"link add {link} type veth peer name eth0 netns {name}")
-        _ip(f"address add {ours}/30 dev {link}")
-        _ip(f"link set {link} up")
+        stack.enter_context(namespace(name))
+        run_ip(f"link add {link} type veth peer name eth0 netns {name}")
+        run_ip(f"address add {ours}/30 dev {link}")
+        run_ip(f"link set {link} up")
         for command in (f"address add {theirs}/30 dev eth0", "link set eth0 up", "link set lo up"):
-            _ip(f"-n {name} {command}")
+            run_ip(f"-n {name} {command}")
         server = subprocess.Popen(
             ["ip", "netns", "exec", name, sys.executable, "-c", _ECHO], stdout=subprocess.PIPE, text=True
         )
@@ -135,9 +136,9 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for `localhost` and its private key: `a.pem` and `a.key` in `folder`."""
+def make_certificate(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
+    """A self-signed certificate for `names` and its private key: `a.pem` and `a.key` in `folder`."""
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    command += " -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout a.key -out a.pem"
+    command += f" -addext subjectAltName={names} -keyout a.key -out a.pem"
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     return folder / "a.pem", folder / "a.key"

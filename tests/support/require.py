@@ -12,6 +12,7 @@ COMMAND = "sudo make engines test"
 """Installs and builds all that tests need, and runs them."""
 _LONGEST = 90
 _SUMMED_UP = (
+    "cluster",
     "docker",
     "embedded",
     "ipv6",

@@ -21,6 +21,11 @@ class HostRefusedError(RuntimeUnavailableError):
     caller may try again later."""
 
 
+class CarrierDownError(RuntimeUnavailableError):
+    """The carrier itself is down, so that the request reached no host: nothing is learnt of any. It is a
+    RuntimeUnavailableError."""
+
+
 @dataclass(frozen=True, slots=True)
 class CarriedHost:
     """One host that a carrier knows. Times are Unix seconds by the clock of the controller."""
@@ -55,8 +60,8 @@ class HostCarrier(Protocol):
     async def call(self, host: str, method: str, payload: bytes, deadline_s: float) -> bytes:
         """Send a request to a host, and return its answer. Requests to one host may overtake each other. If the caller
         is cancelled, the host may do it all the same. Raises HostSilentError if there is no answer after `deadline_s`
-        seconds, or earlier if it is known that none will come, and HostRefusedError if the host is not known or may not
-        be used."""
+        seconds, or earlier if it is known that none will come, HostRefusedError if the host is not known or may not be
+        used, and CarrierDownError if that is the carrier's own fault."""
 
     def watch(self) -> AsyncIterator[str]:
         """Yield a host's name whenever something may have changed there, it is heard again, or its heartbeats stop

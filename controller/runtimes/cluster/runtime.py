@@ -49,7 +49,13 @@ from controller.runtimes.base import (
     StartError,
     StartRequest,
 )
-from controller.runtimes.cluster.carrier import CarriedHost, HostCarrier, HostRefusedError, HostSilentError
+from controller.runtimes.cluster.carrier import (
+    CarriedHost,
+    CarrierDownError,
+    HostCarrier,
+    HostRefusedError,
+    HostSilentError,
+)
 from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
 from controller.state import Phase, PreflightResult
@@ -344,6 +350,8 @@ class ClusterRuntime:
             mark = known.seen.files_mark if known.seen is not None else ""
             request = ObserveRequest(model_paths=tuple(sorted(paths)), known_files=mark)
             seen = await self._ask(host, "observe", request, HostObservation)
+        except CarrierDownError:
+            return  # says nothing of the host
         except (RuntimeUnavailableError, ValueError) as error:
             known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
             return
