@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import resource
+import time
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -37,10 +38,12 @@ from common.shared_token import SharedToken
 from transfers.assembly import Transfers
 from transfers.models_folder import ModelsFolder
 from transfers.settings import TransfersSettings
+from transfers.sharing import KEY_NAME
 
 MEMORY_BYTES: Final = 4 * 1024**3
 """Largest address space of the process, in bytes. Downloads are written as they come, so that it needs far less."""
 OPEN_FILES: Final = 1024
+TOKEN_POLL_S: Final = 0.5
 
 
 def limit_resources() -> None:
@@ -107,6 +110,7 @@ def main() -> int:
     try:
         settings.models_folder.mkdir(parents=True, exist_ok=True)
         limit_resources()
+        _await_token(settings)
         program = Transfers(settings)  # which reads what only root may read
         token_file = None if isinstance(address, Path) else settings.transfers_token_file
         become_owner(settings.models_folder, None if token_file is None else token_file.parent)
@@ -126,6 +130,17 @@ def describe_holder(models: Path) -> str:
         f"another Roundhouse ({holder or 'it does not say which'}) downloads into {models}: to go on without downloads "
         "set ROUNDHOUSE_DOWNLOADS=off, to have downloads name a folder of its own first in ROUNDHOUSE_MODELS"
     )
+
+
+def _await_token(settings: TransfersSettings) -> None:
+    """Wait until the files with the installation's token and this host's key are there: a host gets them when it is let
+    in. Blocks."""
+    folder = settings.transfers_share_certificates
+    for path in (settings.transfers_share_token_file, None if folder is None else folder / KEY_NAME):
+        if path is not None and not path.exists():
+            log.info("waiting for %s, which this machine gets when it joins", path)
+            while not path.exists():
+                time.sleep(TOKEN_POLL_S)
 
 
 def _read_address(settings: TransfersSettings) -> Path | tuple[str, int]:

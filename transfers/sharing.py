@@ -29,6 +29,7 @@ from transfers.sources.model_files import are_of_one_set
 
 log = logging.getLogger(__name__)
 
+KEY_NAME: Final = "host.key"
 _KEY_WORDS: Final = b"roundhouse: models of hosts"
 _OUTSIDE: Final = ("_data", ".data")
 """Suffixes of the files in which exporters keep weights of an ONNX model."""
@@ -45,7 +46,7 @@ def load_host_certificate(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
     authority. `folder` has `ca.crt`, `host.crt` and `host.key`. `purpose`: whom to check, as for
     `ssl.create_default_context`. Blocks. Raises OSError (ssl.SSLError is one) if a file cannot be used."""
     context = ssl.create_default_context(purpose, cafile=str(folder / "ca.crt"))
-    context.load_cert_chain(folder / "host.crt", folder / "host.key")
+    context.load_cert_chain(folder / "host.crt", folder / KEY_NAME)
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 

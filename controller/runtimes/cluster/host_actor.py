@@ -69,6 +69,7 @@ class HostActor:
         from controller.runtimes import open_runtime, read_memory_limit
         from controller.runtimes.cluster.host_service import HostService
         from controller.settings import load_settings
+        from controller.transfers_client import TransfersClient, transfers_address
 
         if "OMP_NUM_THREADS" not in read_own_environment():
             os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1, and engines would inherit that
@@ -81,7 +82,10 @@ class HostActor:
         runtime = await open_runtime(settings, instance)
         memory_mib, is_limited = read_memory_limit(settings)
         models = settings.models.absolute()
-        self._service = HostService(runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_limited)
+        transfers = TransfersClient(transfers_address(settings.transfers_address, settings.transfers_token_file))
+        self._service = HostService(
+            runtime, models=models, transfers=transfers, memory_mib=memory_mib, is_memory_limited=is_limited
+        )
         self._watch = asyncio.create_task(self._follow_runtime())
         return None
 
