@@ -386,7 +386,7 @@ def check_memory(facts: HostFacts) -> Iterator[Finding]:
         )
     host = build_host(facts.gpus.gpus, bool(facts.gpus.unread), memory.total_mib, memory.engines_mib)
     for model in facts.desired.models:
-        if model.name in too_large or model.wanted is None:
+        if model.name in too_large or model.wanted is None or model.wanted.names_hosts:
             continue
         known = {} if model.requirement is None else {model.name: model.requirement}
         reason = explain_never_fits(model.wanted, replace(host, requirements=known))

@@ -282,7 +282,8 @@ def _find_oversized(
     total_mib = psutil.virtual_memory().total // 2**20
     host = build_host(gpus, has_unread_gpus, total_mib, settings.engines_memory_mib)
     host = replace(host, requirements=requirements)
-    reasons = {name: explain_never_fits(model, host) for name, model in sorted(models.items())}
+    judged = {name: model for name, model in sorted(models.items()) if not model.names_hosts}
+    reasons = {name: explain_never_fits(model, host) for name, model in judged.items()}
     return {name: f"it {reason}" for name, reason in reasons.items() if reason is not None}
 
 

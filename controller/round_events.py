@@ -382,9 +382,9 @@ def _host_word(known: Host | None, host: Host | None) -> str | None:
         return None
     match host.state:
         case HostState.SILENT:
-            return "is silent: it does not answer, and what runs there is unknown"
+            return "is silent, and what runs there is unknown"
         case HostState.LOST:
-            return "is lost: others take over what ran there"
+            return "is lost, and others take over what ran there"
         case HostState.REFUSED:
             return "is refused"
         case _ if known is None:

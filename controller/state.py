@@ -199,6 +199,11 @@ class DesiredModel:
         """The definition as the files declare it, without a load's parameters."""
         return self.in_files or self.definition
 
+    @property
+    def names_hosts(self) -> bool:
+        """Whether `hosts` or `gpus` names hosts, so that one host alone cannot say whether it has room."""
+        return bool(self.hosts) or any("/" in name for name in self.gpu_choice)
+
     def may_use(self, gpu: Gpu) -> bool:
         """Return whether `gpu_choice` allows a GPU."""
         return not self.gpu_choice or not set(gpu.names).isdisjoint(self.gpu_choice)

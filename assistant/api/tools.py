@@ -427,8 +427,9 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def declare_mcp(routes: HttpRoutes, tools: ServedTools) -> None:
-    """Add the route `POST /mcp`, which `tools` serves. Any key has access; `tools` offers the tools that the
-    key's scopes allow. A body may have `MAX_BODY_BYTES` (1 MiB) and take `SHORT_BODY_TIMEOUT_S` (60 s)."""
+    """Add the route `POST /mcp`, which `tools` serves; `ServedTools.run` must be running. Any key has access; `tools`
+    offers the tools that the key's scopes allow. A body may have `SHORT_BODY_BYTES` (1 MiB) and take
+    `SHORT_BODY_TIMEOUT_S` (60 s)."""
 
     @routes.add(
         RouteSpec(

@@ -59,10 +59,8 @@ class HostService:
         if name not in drained:
             others = (with_drain(each, drained) for each in self._read_round().observed.hosts if each.name != name)
             if not any(each.state is HostState.READY for each in others):
-                words = (
-                    f"No other host than {name} is ready, so that what runs there could move nowhere: bring another "
-                )
-                raise RoundhouseError("last_host", f"{words}host back, or unload the models instead.", param="name")
+                words = f"No other host than {name} is ready, so that what runs there could move nowhere."
+                raise RoundhouseError("last_host", words, param="name")
             self._set_drained(host, True, actor)
         return self._view(name)
 
@@ -83,8 +81,8 @@ class HostService:
             words = f"`confirm` must be the host's name, {name}, and is {confirm!r:.200}."
             raise RoundhouseError("invalid_request", words, param="confirm")
         if host.state not in (HostState.SILENT, HostState.LOST):
-            words = f"Host {name} answers (it is {host.state}), and would be back at once: switch it off first"
-            raise RoundhouseError("host_answers", f"{words}, or drain it.", param="name")
+            words = f"Host {name} answers (it is {host.state}), and would be back at once."
+            raise RoundhouseError("host_answers", words, param="name")
         view = self._view(name)
         assert self._expel_host is not None, "a host with a name is one of several"
         try:

@@ -124,8 +124,10 @@ def read_markers(definition_class: type[Definition]) -> Mapping[str, Settable]:
 
 
 def list_declared_names(definitions: Iterable[Definition], sources: Iterable[object] = ()) -> frozenset[str]:
-    """Return the `USER/REPO` of each `source` of the hub, of `definitions` and in `sources`, and what `definitions`
-    give the fields with `Settable.IN_MODELS_FOLDER_OR_DECLARED`. What is no reference is left out."""
+    """Return the names that `Settable.IN_MODELS_FOLDER_OR_DECLARED` allows beside paths: the `USER/REPO` of each hub
+    reference among the `source` of `definitions` and `sources`, without quantisation and revision, and, as they are
+    written, the values that `definitions` give the fields with that marker, paths too. Of `sources`, what is no
+    reference to the hub is left out."""
     names: set[str] = set()
     texts = [*sources]
     for each in definitions:

@@ -80,7 +80,7 @@ def classify_replicas(
             buckets.broken.append((replica, reason))
         elif replica.sleep is not None and replica.is_asleep:
             _sort_asleep(model, replica, buckets, replica.name in moving)
-        elif reason := _off_gpu_reason(model, replica, gpu_use):
+        elif replica.name in gpu_use and (reason := _off_gpu_reason(model, replica, gpu_use[replica.name])):
             buckets.off_gpu.append((replica, reason))
         else:
             _sort_alive(model, replica, buckets, replica.name in moving)
@@ -160,9 +160,7 @@ def _breakage_reason(model: DesiredModel | None, replica: ObservedReplica, now: 
     return None
 
 
-def _off_gpu_reason(
-    model: DesiredModel | None, replica: ObservedReplica, gpu_use: Mapping[str, Mapping[str, int]]
-) -> str | None:
+def _off_gpu_reason(model: DesiredModel | None, replica: ObservedReplica, mib_in_use: Mapping[str, int]) -> str | None:
     if model is None or replica.id.spec_hash != model.spec_hash or replica.id.index >= model.replicas:
         return None
     if (
@@ -171,4 +169,4 @@ def _off_gpu_reason(
         or not REPLICA_ENGINES[model.backend].computes
     ):
         return None
-    return explain_unused_gpus(replica, gpu_use.get(replica.name, {}))
+    return explain_unused_gpus(replica, mib_in_use)

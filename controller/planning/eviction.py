@@ -37,12 +37,12 @@ from controller.planning.placement import (
     ClaimLedger,
     NoRoom,
     Placement,
+    StartHistory,
     explain_leaving,
     find_backoff,
     find_shortage,
     place_replica,
     place_sleeper,
-    rule_out_hosts,
 )
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
 from controller.state import (
@@ -383,9 +383,8 @@ class RoomAllocator:
         sleeper = self._find_sleeper(model, index)
         placement = None if sleeper is None else place_sleeper(sleeper, self.observed, ledger)
         if placement is None or (isinstance(placement, NoRoom) and not placement.waiting):
-            recheck_s = self.desired.preflight_recheck_s
-            ruled_out = rule_out_hosts(model, index, self.observed, self.now, recheck_s)
-            return place_replica(model, self.observed, ledger, ruled_out)
+            history = StartHistory(model, index, self.observed, self.now, self.desired.preflight_recheck_s)
+            return place_replica(model, self.observed, ledger, history)
         return placement
 
     def _find_sleeper(self, model: DesiredModel, index: int) -> ObservedReplica | None:

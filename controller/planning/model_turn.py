@@ -32,13 +32,13 @@ class ModelTurn:
     ledger: ClaimLedger
     now: float
     preflight_recheck_s: float
+    buckets: Buckets
     wait_reason: str | None = None
     """The room that the model waits for, in words; None: it need not wait for others to leave."""
     sleeping: frozenset[str] = frozenset()
     """Names of replicas that sleep on, or that go to sleep once they are empty."""
     waking: frozenset[str] = frozenset()
     """Names of sleeping replicas that are woken once there is room."""
-    buckets: Buckets = field(default_factory=Buckets)
     actions: list[Action] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
     wake_times: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class ModelTurn:
         their GPUs, retire surplus ones, and stop sleeping ones whose memory is needed. Failures are noted in
         `failed_keys`.
 
-        Call it once, after `buckets` was set.
+        Call it once.
         """
         for replica in self.buckets.ended:
             end = self._verdict_of_end(replica)

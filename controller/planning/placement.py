@@ -8,10 +8,10 @@ replica per GPU loads or stops at a time, because engines size themselves by the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu, is_memory_key
 from controller.planning.actions import WAITING_FOR_ROOM
@@ -68,9 +68,10 @@ class ClaimLedger:
     """Sleeping replicas whose claims are in the ledger, by name."""
     waits_for_busy: bool = True
     """Whether there is no room on a busy GPU. False: the ledger says where room will be, whoever loads there now."""
-    replica_counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Host and model to the number of the model's replicas there; host and empty text to that of all replicas. Hosts
-    without a name are left out."""
+    replica_counts: dict[str, int] = field(default_factory=dict)
+    """Host to the number of replicas there. A host without a name is left out."""
+    hosts_by_model: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model to the host of each of its replicas. A host without a name is left out."""
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
@@ -105,8 +106,8 @@ class ClaimLedger:
         replica's name, if it loads or stops and its GPUs are busy with that; None: they are not.
         """
         if model is not None and host:
-            for key in ((host, model), (host, "")):
-                self.replica_counts[key] = self.replica_counts.get(key, 0) + 1
+            self.replica_counts[host] = self.replica_counts.get(host, 0) + 1
+            self.hosts_by_model[model] = (*self.hosts_by_model.get(model, ()), host)
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
             if model is not None:
@@ -162,6 +163,7 @@ class ClaimLedger:
             dict(self.sleepers),
             self.waits_for_busy,
             dict(self.replica_counts),
+            dict(self.hosts_by_model),
         )
         for each in claims:
             for uuid, mib in each.items():
@@ -230,8 +232,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why a replica cannot be placed now. `waiting`: it can be once others have loaded, stopped or released memory, or
-    once the GPUs can be read again; nobody needs to act. False: nothing that is under way makes room for it."""
+    """Why a replica cannot be placed now. `waiting`: it may be later without an edit or an eviction: once others have
+    loaded, stopped or released memory, a host answers again or can read its GPUs again, or a backoff is over. False:
+    nothing that is under way makes room for it; so, too, where a host can read some of its GPUs and not all."""
 
     reason: str
     waiting: bool = False
@@ -241,25 +244,53 @@ class NoRoom:
     """Whether there is room, on a GPU where another replica loads or stops."""
 
 
-class RuledOut(NamedTuple):
-    """Hosts, by name, on which a start is not tried (`barred`), or only if no other host has room (`avoided`)."""
+@dataclass(frozen=True, slots=True)
+class StartHistory:
+    """What earlier tries say of the hosts for one replica of a model that is to start. `recheck_s`: see
+    `PreflightResult.is_fresh`; `failed_keys`: what has failed since the observation."""
 
-    barred: Collection[str] = ()
-    avoided: Collection[str] = ()
+    model: DesiredModel
+    index: int
+    observed: ObservedState
+    now: float
+    recheck_s: float
+    failed_keys: Collection[ReplicaKey] = ()
 
+    def bars_host(self, host: str) -> bool:
+        """Return whether a start on the host is not tried: it has just failed there, or its backoff runs there."""
+        if not self.failed_keys and not self.observed.failures:
+            return False
+        key = ReplicaKey(self.model.name, self.index, self.model.spec_hash, host)
+        failure = self.observed.failures.get(key)
+        return key in self.failed_keys or (failure is not None and failure.must_wait(self.now))
 
-NOTHING_RULED_OUT: Final = RuledOut()
+    def avoids_host(self, host: str) -> bool:
+        """Return whether a start on the host is tried only if no other one has room, because its preflight, the pull of
+        its image or the copy of its files has failed there."""
+        key = FetchKey(self.model.name, self.model.spec_hash, host)
+        fetch = self.observed.fetches.get(key) if self.observed.fetches else None
+        if fetch is not None and fetch.must_wait(self.now):
+            return True
+        result = self.observed.preflights.get(PreflightKey(self.model.name, self.model.spec_hash, host))
+        if result is None or result.ok:
+            return False
+        if result.missing_image is None:
+            found = self.observed.find_host(host)
+            is_copied = found is not None and find_file_sources(self.model.name, found, self.observed)
+            return not is_copied and result.is_fresh(self.now, self.recheck_s)  # it is checked anew after the copy
+        pull = self.observed.pulls.get(PullKey(result.missing_image, host))
+        return pull is not None and pull.must_wait(self.now)
 
 
 def place_or_wait(
-    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, ruled_out: RuledOut = NOTHING_RULED_OUT
+    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, history: StartHistory | None = None
 ) -> Placement | NoRoom:
     """Find GPUs and main memory as `place_replica` does. Where there is no room, and there will be once the replicas of
     `ledger.leaving` have ended and their memory is free, the `NoRoom` is `waiting`, and its reason names them."""
-    placement = place_replica(model, observed, ledger, ruled_out)
+    placement = place_replica(model, observed, ledger, history)
     if isinstance(placement, Placement) or placement.waiting or not ledger.leaving:
         return placement
-    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed), ruled_out)
+    promised = place_replica(model, observed, ledger.copy_as_promised(ledger.leaving, observed), history)
     if isinstance(promised, NoRoom) and not promised.waiting:
         return placement
     return NoRoom(explain_leaving(ledger.leaving), waiting=True)
@@ -310,43 +341,6 @@ def explain_leaving(replicas: Iterable[ObservedReplica]) -> str:
     return f"{WAITING_FOR_ROOM}: {' and '.join(names) or 'others'} {'is' if len(names) == 1 else 'are'} ending"
 
 
-def rule_out_hosts(
-    model: DesiredModel,
-    index: int,
-    observed: ObservedState,
-    now: float,
-    recheck_s: float,
-    failed_keys: Collection[ReplicaKey] = (),
-) -> RuledOut:
-    """Return on which hosts a start of the replica at `index` is barred, because its backoff runs there or it has just
-    failed there (`failed_keys`), and on which it is avoided, because its preflight, the pull of its image or the copy
-    of its files has failed there. `recheck_s`: see `PreflightResult.is_fresh`. None where there is one host."""
-    if len(observed.hosts) == 1:
-        return NOTHING_RULED_OUT
-    barred, avoided = set(), set()
-    for host in observed.hosts:
-        key = ReplicaKey(model.name, index, model.spec_hash, host.name)
-        failure = observed.failures.get(key) if observed.failures else None
-        if key in failed_keys or (failure is not None and failure.must_wait(now)):
-            barred.add(host.name)
-        if find_file_sources(model.name, host, observed):  # a check comes after the copy
-            fetch = observed.fetches.get(FetchKey(model.name, model.spec_hash, host.name))
-            if fetch is not None and fetch.must_wait(now):
-                avoided.add(host.name)
-            continue
-        result = observed.preflights.get(PreflightKey(model.name, model.spec_hash, host.name))
-        if result is None or result.ok:
-            continue
-        if result.missing_image is None:
-            is_refused = result.is_fresh(now, recheck_s)
-        else:
-            pull = observed.pulls.get(PullKey(result.missing_image, host.name))
-            is_refused = pull is not None and pull.must_wait(now)
-        if is_refused:
-            avoided.add(host.name)
-    return RuledOut(barred, avoided)
-
-
 def find_backoff(model: DesiredModel, index: int, observed: ObservedState, now: float) -> Failure | None:
     """Return the failure that keeps the replica at `index` from starting now: of those on the hosts that it may use the
     one whose next attempt is due first. None: on some host it may be tried, or there is no such host."""
@@ -364,15 +358,13 @@ def find_backoff(model: DesiredModel, index: int, observed: ObservedState, now: 
 def usable_hosts(model: DesiredModel, observed: ObservedState) -> tuple[Host, ...]:
     """Return the hosts on which a replica of the model may be started now: those that are ready, and that `hosts`
     names where it is declared."""
-    return tuple(
-        host
-        for host in observed.hosts
-        if host.state is HostState.READY and (not model.hosts or host.is_named_by(model.hosts))
-    )
+    ready, choice = HostState.READY, model.hosts
+    # A list, because a generator takes twice as long, and this is asked for each start.
+    return tuple([host for host in observed.hosts if host.state is ready and (not choice or host.is_named_by(choice))])
 
 
 def place_replica(
-    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, ruled_out: RuledOut = NOTHING_RULED_OUT
+    model: DesiredModel, observed: ObservedState, ledger: ClaimLedger, history: StartHistory | None = None
 ) -> Placement | NoRoom:
     """Find a host, GPUs and main memory for one replica of the model, beside the claims in `ledger`.
 
@@ -380,26 +372,46 @@ def place_replica(
     there is no room, no such GPU, the GPUs cannot be read now, or another replica loads or stops on a chosen GPU.
 
     The host with the fewest replicas of the model comes first, then one that has the files, then the best fit, of those
-    that are not `ruled_out`. Best fit of a host's GPUs: those where nothing loads or stops come first, then GPUs
-    without another replica of the model, then those with the least room that is still enough.
+    that `history` does not bar or avoid (None: it knows nothing). Best fit of a host's GPUs: those where nothing loads
+    or stops come first, then GPUs without another replica of the model, then those with the least room that is still
+    enough.
     """
     hosts = usable_hosts(model, observed)
     if not hosts:
         return _explain_no_host(model, observed)
-    if len(observed.hosts) > 1 and (reason := _explain_ambiguous(model, hosts)) is not None:
-        return NoRoom(reason)
-    if ruled_out.barred:
-        hosts = tuple(host for host in hosts if host.name not in ruled_out.barred)
-        if not hosts:
-            return NoRoom("it has failed on every host that it may use, and waits", waiting=True)
-    if ruled_out.avoided:
-        hosts = tuple(host for host in hosts if host.name not in ruled_out.avoided) or hosts
     requirement = requirement_of(model, observed)
+    if len(observed.hosts) == 1:
+        return _place_on_host(model, hosts[0], requirement, observed, ledger)
+    if model.gpu_choice and (reason := _explain_ambiguous(model, hosts)) is not None:
+        return NoRoom(reason)
+    result = _place_on_best_host(model, hosts, requirement, observed, ledger)
+    if history is None:
+        return result
+    # Most starts have no history, so that only the best host is looked up first.
+    if isinstance(result, Placement) and not (history.bars_host(result.host) or history.avoids_host(result.host)):
+        return result
+    tried_hosts = [host for host in hosts if not history.bars_host(host.name)]
+    if not tried_hosts:
+        return NoRoom("it has failed on every host that it may use, and waits", waiting=True)
+    tried_hosts = [host for host in tried_hosts if not history.avoids_host(host.name)] or tried_hosts
+    if len(tried_hosts) == len(hosts):
+        return result
+    return _place_on_best_host(model, tried_hosts, requirement, observed, ledger)
+
+
+def _place_on_best_host(
+    model: DesiredModel, hosts: Sequence[Host], requirement: Requirement, observed: ObservedState, ledger: ClaimLedger
+) -> Placement | NoRoom:
     if len(hosts) == 1:
         return _place_on_host(model, hosts[0], requirement, observed, ledger)
+    placed = ledger.hosts_by_model.get(model.name, ())
+    if not model.gpu_count and requirement.host_mib is None:  # every host has room for it
+        counts = ledger.replica_counts
+        ranks = [_rank_host(model, host, placed, counts.get(host.name, 0)) for host in hosts]
+        return Placement({}, host=min(ranks)[-1])
     results = [(host, _place_on_host(model, host, requirement, observed, ledger)) for host in hosts]
     ranked = sorted(
-        (_rank_host(model, host, result, ledger), number)
+        (_rank_host(model, host, placed, _room_left(host, result, ledger), isinstance(result, NoRoom)), number)
         for number, (host, result) in enumerate(results)
         if isinstance(result, Placement) or result.is_busy
     )
@@ -411,24 +423,28 @@ def place_replica(
     return NoRoom(
         "; ".join(f"{host.title}: {result.reason}" for host, result in refusals),
         waiting=any(result.waiting for result in told) if told else True,
-        is_releasing=all(result.is_releasing for _, result in refusals if result.waiting),
+        is_releasing={result.is_releasing for _, result in refusals if result.waiting} == {True},
     )
 
 
 def _rank_host(
-    model: DesiredModel, host: Host, result: Placement | NoRoom, ledger: ClaimLedger
+    model: DesiredModel, host: Host, placed: Sequence[str], room: int, is_busy: bool = False
 ) -> tuple[int, bool, bool, int, str]:
-    """Return the sort key of a host on which a replica of the model has room; the least is chosen."""
+    """Return the sort key of a host on which a replica of the model has room; the least is chosen. `placed`: host of
+    each replica of the model; `room`: see `_room_left`."""
+    return placed.count(host.name), model.name in host.missing_models, is_busy, room, host.name
+
+
+def _room_left(host: Host, result: Placement | NoRoom, ledger: ClaimLedger) -> int:
+    """Return the MiB that are free where the replica would run; the number of all replicas of the host, which is then
+    the best measure, if nobody knows what it takes."""
     claims = result.claims if isinstance(result, Placement) else {}
     gpus = [gpu for gpu in host.gpus or () if gpu.uuid in claims]
     if gpus:
-        free_mib = sum(_free_mib(gpu, ledger) for gpu in gpus)
-    elif claims and host.memory_mib is not None:
-        free_mib = host.memory_mib - ledger.claimed_on(host.memory_key)
-    else:  # nobody knows what it takes, so that the number of replicas is the best measure
-        free_mib = ledger.replica_counts.get((host.name, ""), 0)
-    count = ledger.replica_counts.get((host.name, model.name), 0)
-    return count, model.name in host.missing_models, isinstance(result, NoRoom), free_mib, host.name
+        return sum(_free_mib(gpu, ledger) for gpu in gpus)
+    if claims and host.memory_mib is not None:
+        return host.memory_mib - ledger.claimed_on(host.memory_key)
+    return ledger.replica_counts.get(host.name, 0)
 
 
 def _explain_no_host(model: DesiredModel, observed: ObservedState) -> NoRoom:
@@ -616,6 +632,9 @@ def _names_gpu(name: str, gpu: UnreadGpu) -> bool:
 
 def _free_mib(gpu: Gpu, ledger: ClaimLedger) -> int:
     # Memory that is used and not claimed belongs to others, or to an engine that is gone and has not released it yet.
+    if not ledger.unified_gpus:  # as below, in a third of the time: it is asked of each GPU for each start
+        foreign_mib = gpu.used_mib - ledger.released_mib.get(gpu.uuid, 0)
+        return gpu.total_mib - max(ledger.claimed_mib.get(gpu.uuid, 0), foreign_mib, 0)
     return gpu.total_mib - max(ledger.claimed_on(gpu.uuid), _foreign_used_mib(gpu, ledger))
 
 

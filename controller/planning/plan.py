@@ -58,10 +58,10 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
         model, wait_reason = desired.models.get(name), decision.wait_reasons.get(name)
-        turn = ModelTurn(model, observed, ledger, now, desired.preflight_recheck_s, wait_reason)
+        buckets = classify_replicas(model, replicas[name], pending[name], now, observed.gpu_use, moving)
+        turn = ModelTurn(model, observed, ledger, now, desired.preflight_recheck_s, buckets, wait_reason)
         turn.sleeping, turn.waking = decision.sleeping, decision.waking
         turn.moving, turn.checked_hosts = moving, decision.checked_hosts.get(name, ())
-        turn.buckets = classify_replicas(turn.model, replicas[name], pending[name], now, observed.gpu_use, moving)
         turn.clear_replicas()
         turns.append(turn)
     for turn in sorted(turns, key=lambda each: decision.queue_place(each.model)):

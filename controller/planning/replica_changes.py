@@ -87,13 +87,14 @@ def coming_replicas(
 def moving_replicas(desired: DesiredState, observed: ObservedState) -> dict[str, str]:
     """Return the names of the running replicas that must move to another host, to the reason: their host is draining,
     or the definition's `hosts` does not name it any more."""
+    hosts = {host.name: host for host in observed.hosts}
     moving = {}
     for replica in observed.replicas:
-        model, host = desired.models.get(replica.id.model), observed.find_host(replica.host)
+        model, host = desired.models.get(replica.id.model), hosts.get(replica.host)
         if model is None or host is None or replica.silent is not None:
             continue
         if host.state is HostState.DRAINING:
             moving[replica.name] = f"{host.title} is drained"
-        elif not host.is_named_by(model.hosts):
+        elif model.hosts and not host.is_named_by(model.hosts):
             moving[replica.name] = f"`hosts` does not name {host.title}"
     return moving

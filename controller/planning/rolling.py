@@ -8,10 +8,10 @@ from controller.planning.starting import (
     backs_off,
     has_copy,
     has_files,
+    history_of,
     is_start_checked,
     issue_start,
     place_index,
-    rule_out,
     start_replica,
     wait_for_room,
 )
@@ -116,12 +116,12 @@ def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: Obse
     # One failed probe does not make an engine useless: what has served may serve again.
     is_serving = old_replica.ready_since is not None and old_replica.draining is None
     cause = turn.moving.get(old_replica.name, "the definition was edited")
-    ruled_out = rule_out(turn, model, index)
-    placement_alongside = place_replica(model, turn.observed, turn.ledger, ruled_out)
+    history = history_of(turn, model, index)
+    placement_alongside = place_replica(model, turn.observed, turn.ledger, history)
     placement_instead = placement_alongside
     if isinstance(placement_alongside, NoRoom):
         ledger_instead = turn.ledger.copy_without([old_replica.claims])
-        placement_instead = place_or_wait(model, turn.observed, ledger_instead, ruled_out)
+        placement_instead = place_or_wait(model, turn.observed, ledger_instead, history)
     if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
         turn.add_blocked(index, placement_alongside.reason, None)
     elif isinstance(placement_instead, NoRoom):

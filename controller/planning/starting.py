@@ -9,11 +9,10 @@ from controller.planning.placement import (
     ClaimLedger,
     NoRoom,
     Placement,
-    RuledOut,
+    StartHistory,
     find_backoff,
     place_or_wait,
     place_sleeper,
-    rule_out_hosts,
     usable_hosts,
 )
 from controller.state import DesiredModel, FetchKey, OpKind, PreflightKey, PullKey, ReplicaId, ReplicaKey
@@ -55,12 +54,12 @@ def place_index(turn: ModelTurn, model: DesiredModel, index: int, ledger: ClaimL
             # It got the room of others, which have not left yet.
             return NoRoom(f"{WAITING_FOR_ROOM}: {placement.reason}", waiting=True)
         return placement
-    return place_or_wait(model, turn.observed, ledger, rule_out(turn, model, index))
+    return place_or_wait(model, turn.observed, ledger, history_of(turn, model, index))
 
 
-def rule_out(turn: ModelTurn, model: DesiredModel, index: int) -> RuledOut:
-    """Return the hosts on which the start of the replica at `index` is ruled out, by this plan's failures too."""
-    return rule_out_hosts(model, index, turn.observed, turn.now, turn.preflight_recheck_s, turn.failed_keys)
+def history_of(turn: ModelTurn, model: DesiredModel, index: int) -> StartHistory:
+    """Return what earlier tries say of the hosts for the replica at `index`, this plan's failures too."""
+    return StartHistory(model, index, turn.observed, turn.now, turn.preflight_recheck_s, turn.failed_keys)
 
 
 def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:

@@ -13,6 +13,7 @@ SERVICE_NAME: Final = "LocalLLM"
 TXT_RECORDS: Final = (("api", "openai-compat"), ("path", "/v1"), ("health", "/health"))
 """TXT records of the advert, which clients of this service type read."""
 
+_BRACKETED: Final = re.compile(r"\[([^][]+)\](?::(.*))?")
 _CONTAINER_INTERFACE: Final = re.compile(r"docker\d+|br-[0-9a-f]{12}|veth.*|virbr\d+|podman\d+|cni.*")
 
 
@@ -29,13 +30,13 @@ class AdvertisedAddress:
         """Parse `192.168.1.20`, `192.168.1.20:80`, `2001:db8::1` or `[2001:db8::1]:80`. Raises ValueError, with a
         reason for the operator, for anything else, a host name too, and for an address that no other machine could
         reach: a loopback, wildcard, multicast or IPv6 link-local one."""
-        host, port_text = text.strip(), ""
-        if host.startswith("["):
-            host, _, port_text = host[1:].partition("]")
-            port_text = port_text.removeprefix(":")
+        host, port = text.strip(), None
+        if bracketed := _BRACKETED.fullmatch(host):
+            host, port_text = bracketed.groups()
+            port = None if port_text is None else _parse_port(port_text)
         elif host.count(":") == 1:
             host, _, port_text = host.partition(":")
-        port = _parse_port(port_text)
+            port = _parse_port(port_text)
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -106,13 +107,15 @@ def _is_reachable(ip: str) -> bool:
     """Return whether other machines may reach an address. An IPv6 link-local one means nothing without the name of an
     interface, which differs between machines."""
     address = ipaddress.ip_address(ip)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.scope_id is not None:
+            return False
+        address = address.ipv4_mapped or address
     is_scoped = address.version == 6 and address.is_link_local
     return not (address.is_loopback or address.is_unspecified or address.is_multicast or is_scoped)
 
 
-def _parse_port(text: str) -> int | None:
-    if not text:
-        return None
+def _parse_port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
         raise ValueError(f"must have a port from 1 to 65535, is {text!r}")
     return int(text)

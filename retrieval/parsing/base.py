@@ -153,8 +153,8 @@ class TextBuilder:
         Raises:
             ParsingError: `document_too_large`: the whole text would be larger than `limits.max_text_bytes`.
         """
-        self._add(text, "\n\n")
-        self._was_line = False
+        if self._add(text, "\n\n"):
+            self._was_line = False
 
     def add_paragraph(self, text: str) -> None:
         """Add a block that is no heading, although it may begin with `#`: that is escaped. As `add_block` else."""
@@ -167,8 +167,8 @@ class TextBuilder:
         Raises:
             ParsingError: `document_too_large`: the whole text would be larger than `limits.max_text_bytes`.
         """
-        self._add(text, "\n" if self._was_line else "\n\n")
-        self._was_line = True
+        if self._add(text, "\n" if self._was_line else "\n\n"):
+            self._was_line = True
 
     def end_lines(self) -> None:
         """Let the next `add_line` begin after an empty line, so that two lists stay apart."""
@@ -178,10 +178,11 @@ class TextBuilder:
         """Return the text so far; "" where nothing was added. More may be added afterwards."""
         return "".join(self._parts)
 
-    def _add(self, text: str, separator: str) -> None:
+    def _add(self, text: str, separator: str) -> bool:
+        """Return whether there was anything to add."""
         text = text.strip("\n")
         if not text or text.isspace():
-            return
+            return False
         if not self._parts:
             separator = ""
         self._bytes += len(text.encode("utf-8", "replace")) + len(separator)
@@ -190,6 +191,7 @@ class TextBuilder:
             raise ParsingError("document_too_large", f"the document's text is larger than {limit} bytes")
         self._parts += (separator, text)
         self._length += len(separator) + len(text)
+        return True
 
 
 _MOST_FILLED: Final = 32

@@ -61,8 +61,8 @@ class ConfinedFolder:
 
     @contextlib.contextmanager
     def open_folder(self, parts: list[str], *, creates: bool = False) -> Iterator[int]:
-        """Open a folder, and give its descriptor, which is closed with the context. `creates`: parts that are missing
-        are made, and stay.
+        """Open a folder, and give its descriptor, which is closed with the context. `parts`: of `split_path`, which
+        alone keeps `..` out; none: the folder itself. `creates`: parts that are missing are made, and stay.
 
         Raises:
             FileProblem: it is not there, is no folder, or a part of its path is a link; or the system refuses.

@@ -324,7 +324,8 @@ class ClusterRuntime:
         if self.head is not None and any(each.files_url is not None for each in self._list_seen()):
             await self.head.look({path for paths in self._model_paths.values() for path in paths})
         if all(each.seen is None for each in self._hosts.values()):
-            problems = "; ".join(sorted(each.problem for each in self._hosts.values() if each.problem is not None))
+            known_problems = sorted((name, each.problem) for name, each in self._hosts.items() if each.problem)
+            problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)
             raise RuntimeUnavailableError(f"no host answers: {problems or 'none has joined'}")
         await self._keep_replicas()
         return [
@@ -353,7 +354,8 @@ class ClusterRuntime:
         except CarrierDownError:
             return  # says nothing of the host
         except (RuntimeUnavailableError, ValueError) as error:
-            known.note_problem(str(error), is_refused=isinstance(error, HostRefusedError))
+            # A reason is a sentence without its subject.
+            known.note_problem(str(error).removeprefix(f"host {host} "), is_refused=isinstance(error, HostRefusedError))
             return
         if seen.replicas is None:
             known.note_problem(f"its runtime does not answer: {seen.error}")

@@ -233,6 +233,12 @@ def test_a_model_whose_predicted_memory_is_more_than_there_is(place: Place) -> N
     message = only(replace(large, memory=MemoryFacts(64_000, 60_000, 1000)), "memory", "warning")
     words = rf"host \({file}:2\): it can never be loaded here: it needs \d+ MiB of main memory; free: 1000 of .*"
     assert re.fullmatch(words, message), message
+    place.declare(
+        "models:\n  there: {model_path: m.gguf, hosts: [b], autoload: true}\n  gpu: {model_path: m.gguf, gpus: [b/0]}"
+    )
+    assert found(replace(small, memory=place.facts().memory, desired=place.facts().desired)) == [], (
+        "b may have the room"
+    )
 
 
 def test_models_that_are_not_loaded_together_count_apart(place: Place) -> None:

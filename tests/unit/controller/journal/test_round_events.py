@@ -290,8 +290,8 @@ def test_each_change_of_a_host_is_told_once() -> None:
     for before, after, words in (
         (hosts(), ready, "has joined"),
         (hosts(), draining, "has joined, and is drained"),
-        (ready, silent, "is silent: it does not answer, and what runs there is unknown"),
-        (silent, lost, "is lost: others take over what ran there"),
+        (ready, silent, "is silent, and what runs there is unknown"),
+        (silent, lost, "is lost, and others take over what ran there"),
         (lost, ready, "is back"),
         (silent, draining, "is back, and is drained"),
         (ready, draining, "is drained"),

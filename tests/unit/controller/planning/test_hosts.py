@@ -285,3 +285,13 @@ def test_the_time_to_start_counts_from_the_return_of_the_host() -> None:
     late = replica(0, "a", health=Health.STARTING, ready_since=None, started_at=NOW - 601)
     assert [each.kind for each in planned(ONE, late)] == ["stop", "start"]
     assert planned(ONE, replace(late, returned_at=NOW - 10)) == ()
+
+
+def test_hosts_that_are_full_release_nothing() -> None:
+    found = place(replace(ONE, memory_mib=2_000), A, B)
+    assert isinstance(found, NoRoom)
+    assert (found.waiting, found.is_releasing) == (False, False)
+    releasing = [replace(host, gpus=gpus(host.name, 700)) for host in (A, B)]
+    found = place(ON_GPU, *releasing, left_at={"GPU-a0": NOW, "GPU-b0": NOW})
+    assert isinstance(found, NoRoom)
+    assert (found.waiting, found.is_releasing) == (True, True)

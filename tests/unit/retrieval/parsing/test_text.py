@@ -6,7 +6,7 @@ import codecs
 
 import pytest
 
-from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsingError
+from retrieval.parsing.base import ChunkingOptions, ChunkSpan, ParsingError, ParsingLimits, TextBuilder
 from retrieval.parsing.chunking import (
     LONGEST_HEADING,
     Heading,
@@ -394,3 +394,14 @@ def test_tokens_of_a_text(text: str, tokens: int) -> None:
 
 def test_tokens_between_two_characters() -> None:
     assert count_tokens_between("one two three", 4, 7) == 1
+
+
+def test_blank_lines_and_blocks_change_nothing() -> None:
+    builder = TextBuilder(ParsingLimits())
+    builder.add_line("- a")
+    builder.add_block(" ")
+    builder.add_line("- b")
+    builder.add_block("P")
+    builder.add_line("\n")
+    builder.add_line("- c")
+    assert builder.build() == "- a\n- b\n\nP\n\n- c"
