@@ -170,6 +170,12 @@ class FetchFilesRequest(HostMessage):
     peers: tuple[str, ...]
 
 
+class CancelFetchRequest(HostMessage):
+    """Asks that the files at these model paths are not fetched any more. Of those that are there, all stay."""
+
+    paths: tuple[str, ...]
+
+
 class FilesReply(HostMessage):
     """The files that are there after a fetch, as in `HostObservation.file_stamps`."""
 

@@ -178,6 +178,7 @@ class Controller:
                 settings.stop_timeout_s,
                 self._redactor.redact_text,
                 fetch_files=None if cluster is None else cluster.fetch_files,
+                cancel_fetch=None if cluster is None else cluster.cancel_fetch,
             ),
             wake=self._wake.set,
             clock=clock,

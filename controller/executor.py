@@ -380,13 +380,15 @@ not issue it again at once."""
 class ExecutorOptions:
     """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
     grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked. `fetch_files` has
-    the files of a model (its name) fetched by a host from others, all named; None: there is one host."""
+    the files of a model (its name) fetched by a host from others, all named, and `cancel_fetch` ends that for a model
+    and a host; None: there is one host."""
 
     instance: str
     secret: bytes
     stop_timeout_s: float
     redact: Redact = redact_nothing
     fetch_files: Callable[[str, str, Sequence[str]], Awaitable[None]] | None = None
+    cancel_fetch: Callable[[str, str], Awaitable[None]] | None = None
 
 
 class Executor:
@@ -419,6 +421,7 @@ class Executor:
         self._pulls: set[asyncio.Task[None]] = set()
         self._sleeps: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, asyncio.Task[None]] = {}
+        self._fetches: dict[FetchKey, asyncio.Task[None]] = {}
         self._issued_counts: Counter[str] = Counter()
 
     def count_issued(self) -> dict[str, int]:
@@ -478,8 +481,10 @@ class Executor:
             task.cancel()
 
     def cancel_unused_downloads(self, desired: DesiredState) -> None:
-        """End the downloads of sources that no declared model waits for any more. Returns at once; a download that
-        cannot be cancelled is logged, and goes on."""
+        """End the downloads of sources that no declared model waits for any more, and the copies for models that are
+        not wanted. Returns at once; a download that cannot be cancelled is logged, and goes on."""
+        if self._fetches:
+            self._cancel_fetches(desired)
         waited_for = {model.missing_source for model in desired.models.values()}
         for source in [source for source in self._downloads if source not in waited_for]:
             self._memory.downloads.pop(source, None)
@@ -584,9 +589,26 @@ class Executor:
                 self._memory.fetches[key] = self._count_failure(previous_failure, action.model, plain, error)
             self._wake()
 
-        task = self._spawn(work())
+        task = self._fetches[key] = self._spawn(work())
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
+
+    def _cancel_fetches(self, desired: DesiredState) -> None:
+        """End the copies for models that are not declared or wanted any more."""
+        self._fetches = {key: task for key, task in self._fetches.items() if not task.done()}
+        for key in list(self._fetches):
+            model = desired.models.get(key.model)
+            if model is None or not (model.replicas or model.demand_replicas):
+                self._fetches.pop(key).cancel()
+                self._memory.fetches.pop(key, None)
+                self._spawn(self._cancel_fetch(key))
+
+    async def _cancel_fetch(self, key: FetchKey) -> None:
+        assert self._options.cancel_fetch is not None, "what was begun can be ended"
+        try:
+            await self._options.cancel_fetch(key.model, key.host)
+        except (StartError, RuntimeUnavailableError) as error:
+            log.warning("the copy of the files of %s to host %s cannot be ended: %s", key.model, key.host, error)
 
     def _count_failure(self, previous: Failure | None, model: str, plain: str, error: Exception) -> Failure:
         """Return the failures of a pull or a download by now, and log the last one."""

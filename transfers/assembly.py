@@ -70,7 +70,7 @@ class Transfers:
         self._listen = settings.transfers_listen
         self.folder = ModelsFolder(settings.models_folder, settings.keep_free_bytes)
         self._digests = DigestStore(self.folder.own / DIGESTS_NAME)
-        tools = JobTools(
+        self._tools = tools = JobTools(
             sources,
             self.folder,
             FolderLocks(),

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from contract.desired import Definition
 from contract.hosts import (
+    CancelFetchRequest,
     FetchFilesRequest,
     FilesReply,
     HostDefinition,
@@ -134,6 +135,7 @@ class HostService:
             "observe": _Method(ObserveRequest, self._observe),
             "check_preflight": _Method(PreflightRequest, self._check_preflight),
             "fetch_files": _Method(FetchFilesRequest, self._fetch_files),
+            "cancel_fetch": _Method(CancelFetchRequest, self._cancel_fetch),
             "pull_image": _Method(NameRequest, self._pull_image),
             "start_replica": _Method(StartReplicaRequest, self._start_replica),
             "stop_replica": _Method(ReplicaRequest, self._stop_replica),
@@ -222,6 +224,11 @@ class HostService:
         await self._files.fetch(request.paths, request.peers)
         stamps = self._files.stamps
         return FilesReply(file_stamps={path: stamps[path] for path in request.paths if path in stamps})
+
+    async def _cancel_fetch(self, request: CancelFetchRequest) -> HostMessage:
+        if self._files is not None:
+            await self._files.cancel(request.paths)
+        return HostMessage()
 
     async def close(self) -> None:
         """End the connection to `transfers`. The runtime stays open."""

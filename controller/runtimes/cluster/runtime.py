@@ -17,6 +17,7 @@ from common.atomic_write import write_atomic
 from contract.desired import Definition
 from contract.hosts import (
     HOSTS_VERSION,
+    CancelFetchRequest,
     FetchFilesRequest,
     FilesReply,
     HostGpuDriver,
@@ -40,7 +41,7 @@ from contract.hosts import (
     TextReply,
 )
 from controller.hosts import HOST, Gpu, GpuDriver, Host, HostState, UnreadGpu, memory_key
-from controller.planning.hosts import is_silent
+from controller.planning.hosts import HEAD, is_silent
 from controller.runtimes.base import (
     LogPart,
     Rendered,
@@ -165,6 +166,8 @@ class ClusterRuntime:
         """Returns the model paths of each declared model, by its name. Each host says which are missing there."""
         self.head: HostFiles | None = None
         """Files that the hosts get from the controller's own machine. None: they get none."""
+        self._fetched_paths: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By model and host, what was fetched last."""
         self._file = file
         self._kept = HostReplicas()
         self._file_lock = asyncio.Lock()
@@ -593,17 +596,25 @@ class ClusterRuntime:
         """Have `host` fetch the files of a model from the hosts of these names; the empty one is the head. The first
         has all files. Returns when they are there. Raises StartError, which says why, and as the other methods."""
         paths, head = tuple(self._model_paths.get(model, ())), self.head
-        seen = {name: known.seen for name, known in self._hosts.items()}
-        head_url = None if head is None else head.url
-        urls = [each.files_url if name and (each := seen.get(name)) is not None else head_url for name in sources]
+        places = {name: known.seen.files_url for name, known in self._hosts.items() if known.seen is not None}
+        places[HEAD] = None if head is None else head.url
+        urls = [places.get(name) for name in sources]
         peers = tuple(dict.fromkeys(url for url in urls if url is not None))
         if not paths or not peers or urls[0] is None:
             raise RuntimeUnavailableError("who has the files cannot be asked now")
         stamps = {} if head is None else {path: head.stamps[path] for path in paths if path in head.stamps}
-        reply = await self._ask(host, "fetch_files", FetchFilesRequest(paths=paths, peers=peers), FilesReply, PULL_S)
+        request = FetchFilesRequest(paths=paths, peers=peers)
+        self._fetched_paths[model, host] = paths
+        reply = await self._ask(host, "fetch_files", request, FilesReply, PULL_S)
         if (known := self._hosts.get(host)) is not None:
             there = reply.file_stamps
             known.compared.update({path: (stamp, there[path]) for path, stamp in stamps.items() if path in there})
+
+    async def cancel_fetch(self, model: str, host: str) -> None:
+        """End the fetch of a model's files on a host. Raises as the other methods."""
+        used = {path for name, each in self._model_paths.items() if name != model for path in each}
+        paths = tuple(path for path in self._fetched_paths.pop((model, host), ()) if path not in used)
+        await self._ask(host, "cancel_fetch", CancelFetchRequest(paths=paths), HostMessage)
 
     async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image on `host`."""

@@ -10,12 +10,17 @@ from typing import Any
 
 import httpx2
 
-from contract.downloads import CopyOrder
+from contract.downloads import CopyOrder, Download, DownloadRecord, SharedFile, SharedModel
+from contract.model_reference import HeadReference
 from tests.support.host_transfers import TOKEN, HostProgram, running
 from tests.support.ports import free_port
 from tests.support.small_disk import mount_small_disk
+from tests.support.transfers_harness import FileServer, file_server, make_transfers, wait_for_end
 from tests.support.wait import until
+from transfers.downloads.job import DownloadJob
+from transfers.fetch import FetchJournal
 from transfers.sharing import derive_share_token
+from transfers.sources.base import SourceFile
 
 MIB = 2**20
 
@@ -54,7 +59,7 @@ async def test_files_come_from_the_head_and_then_from_each_other(tmp_path: Path)
 
 
 async def test_kill_in_the_middle_resumes_and_a_flipped_byte_is_fetched_again(tmp_path: Path) -> None:
-    size = 50 * MIB  # two segments
+    size = 40 * MIB  # two segments
     with running(tmp_path, "head", "a") as (head, a):
         (head.models / "x.gguf").write_bytes(content(size))
         async with a.client as client:
@@ -80,16 +85,18 @@ async def test_kill_in_the_middle_resumes_and_a_flipped_byte_is_fetched_again(tm
         assert int(end) <= size
         a.start()
         assert (await a.fetch("x.gguf", head)).error is None
-        placed = a.models / "x.gguf"
-        assert placed.read_bytes() == content(size)
+        assert (a.models / "x.gguf").read_bytes() == content(size)
 
+        (head.models / "y.gguf").write_bytes(content(MIB))
+        assert (await a.fetch("y.gguf", head)).error is None
+        placed = a.models / "y.gguf"
         with placed.open("r+b") as file:
-            file.seek(5 * MIB)
-            file.write(bytes([content(size)[5 * MIB] ^ 1]))
-        assert (await a.fetch("x.gguf", head)).error is None
-        assert placed.read_bytes() == content(size)
-        (head.models / "x.gguf").write_bytes(content(MIB, 1))
-        assert (await a.fetch("x.gguf", head)).error is None
+            file.seek(MIB // 2)
+            file.write(bytes([content(MIB)[MIB // 2] ^ 1]))
+        assert (await a.fetch("y.gguf", head)).error is None
+        assert placed.read_bytes() == content(MIB)
+        (head.models / "y.gguf").write_bytes(content(MIB, 1))
+        assert (await a.fetch("y.gguf", head)).error is None
         assert placed.read_bytes() == content(MIB, 1), "the head's is another one now"
 
 
@@ -134,3 +141,54 @@ async def test_what_is_refused(tmp_path: Path) -> None:
                 for kind in ("models", "files"):
                     assert client.get(f"/{kind}/{path}", headers=token).status_code == 404, path
             assert client.post("/downloads", headers=token).status_code == 404, "the controller's routes are not here"
+
+
+def test_each_range_is_asked_of_the_mirrors_first_and_what_is_wrong_is_fetched_again(tmp_path: Path) -> None:
+    body = content(3 * MIB)
+    digest = hashlib.sha256(body).hexdigest()
+    (tmp_path / "token").write_text(TOKEN)
+    with file_server() as head, file_server() as mirror, file_server() as poor:
+        shown = SharedModel(files=[SharedFile(path="x.gguf", size=len(body), mtime_ns=7 * 10**9, sha256=digest)])
+        head.answers["/models/x.gguf"] = lambda _: (200, {}, shown.model_dump_json().encode())
+        head.files["/files/x.gguf"] = mirror.files["/files/x.gguf"] = body
+        peers = (head.url, mirror.url, poor.url)  # the last one has nothing
+
+        def fetch_into(name: str) -> Download:
+            for server in (head, mirror, poor):
+                server.requests.clear()
+            (tmp_path / name).mkdir()
+            with make_transfers(tmp_path / name, head, transfers_share_token_file=str(tmp_path / "token")) as program:
+                order, _ = program.board.order(HeadReference("x.gguf"), include_pickle=False, peers=peers)
+                return wait_for_end(program, order.id)
+
+        assert fetch_into("a").error is None
+        assert [path.partition("?")[0] for path, _ in head.requests] == ["/models/x.gguf"]
+        shows = {headers.get("authorization") for path, headers in head.requests + mirror.requests + poor.requests}
+        assert shows == {f"Bearer {derive_share_token(TOKEN)}"}, "nobody gets the installation's own"
+        assert (tmp_path / "a" / "x.gguf").stat().st_mtime_ns == 7 * 10**9
+        mirror.files["/files/x.gguf"] = bytes(len(body))
+        assert fetch_into("b").error is None
+        assert (tmp_path / "b" / "x.gguf").read_bytes() == body
+        head.files["/files/x.gguf"] = bytes(len(body))
+        found = fetch_into("c")
+        assert found.error is not None
+        assert found.error.code == "source_mismatch"
+        assert not (tmp_path / "c" / "x.gguf").exists()
+
+
+def test_a_download_under_way_gives_others_what_it_has(tmp_path: Path) -> None:
+    partial = tmp_path / "partial"
+    partial.write_bytes(b"0123456789")
+    tools = make_transfers(tmp_path / "models", FileServer(1))
+    record = DownloadRecord(id="dl", reference="head:x", created_at=0.0, peers=["http://127.0.0.1:1"])
+    job = DownloadJob(tools._tools, record, HeadReference("x"), lambda _: None, list)
+    file = SourceFile("x", 10, "hash", url="http://x")
+    job._partials = {"x": (file, partial)}
+    journal = FetchJournal.of_partial(partial)
+    journal.begin(file.identity)
+    journal.add((2, 5))
+    journal.add((5, 10))
+    given = [(2, 5), (3, 9), (2, 10), (4, 99)]
+    assert [job.find_partial("x", "hash", *each) for each in given] == [partial] * 4
+    for path, digest, start, end in (("x", "hash", 1, 3), ("x", "other", 2, 5), ("y", "hash", 2, 5)):
+        assert job.find_partial(path, digest, start, end) is None
