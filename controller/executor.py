@@ -581,7 +581,8 @@ class Executor:
                 await fetch_files(action.model, action.host, action.sources)
                 self._memory.fetches.pop(key, None)
                 preflights = self._memory.preflights
-                self._memory.preflights = {each: preflights[each] for each in preflights if each != key}
+                checked = PreflightKey(*key)
+                self._memory.preflights = {each: preflights[each] for each in preflights if each != checked}
             except Exception as error:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the copy of the files of %s to host %s failed", action.model, action.host)

@@ -1,6 +1,4 @@
-"""What this host serves to other hosts of the installation: the files below its models folders, to callers that show
-the installation's token; and the hashes of files, each of which is read once.
-"""
+"""Serves the files below the models folders to other hosts, and keeps the hashes of files, each of which is read once."""
 
 from __future__ import annotations
 

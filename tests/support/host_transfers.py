@@ -79,7 +79,8 @@ class HostProgram:
                 found = await client.get_download(begun.id)
                 return found if found.state in FINAL_STATES else None
 
-            return await until(f"the end of the fetch of {path}", look)
+            ended: Download = await until(f"the end of the fetch of {path}", look)
+            return ended
 
 
 @contextlib.contextmanager

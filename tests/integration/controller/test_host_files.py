@@ -105,7 +105,7 @@ async def test_a_host_gets_what_it_lacks_before_anything_is_drained(tmp_path: Pa
             for each in (a, b):
                 assert (each.models / "one.gguf").read_bytes() == clockwork.read_bytes()
             fetches = [each for each in site.events() if each.details.get("action") == "fetch"]
-            assert sorted(each.details["host"] for each in fetches) == ["a", "b"]
+            assert sorted(str(each.details["host"]) for each in fetches) == ["a", "b"]
             assert fetches[0].message == "fetch m: host a does not have its files as the head has them"
 
             # There is no room for both the old engine and the new one.
