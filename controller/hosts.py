@@ -157,6 +157,8 @@ class Host:
     """Unix time since which the host is in that state; 0: ever since the controller runs."""
     reached_since: float = 0.0
     """Unix time since which the host has answered without a break; 0: ever since the controller runs."""
+    taken_over_at: float | None = None
+    """Unix time at which others began to take over what ran there. None: they have not, or it is used again."""
     last_heard: float | None = None
     """Unix time of the last word of the host. None: it is the controller's own, which is not asked over a network."""
     reason: str | None = None

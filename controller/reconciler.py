@@ -520,9 +520,7 @@ class Reconciler:
         host = next((each for each in self._hosts if each.name == replica.host), None)
         if host is None or host.answers:
             return None
-        if host.state is HostState.REFUSED:  # as for a silent one, others take over only after a while
-            return "lost" if self._clock() - host.since >= self.sources.host_lost_s else "silent"
-        return "silent" if host.state is HostState.SILENT else "lost"
+        return "silent" if host.taken_over_at is None else "lost"
 
     def _track(self, desired: DesiredState | None, seen_replicas: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}

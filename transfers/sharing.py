@@ -1,4 +1,4 @@
-"""Serves the files below the models folders to other hosts, and keeps the hashes of files, each of which is read once."""
+"""Serves files below the models folders to other hosts, and keeps the hashes of files, so that each is read once."""
 
 from __future__ import annotations
 

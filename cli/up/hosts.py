@@ -129,9 +129,9 @@ async def serve_head(setup: HeadSetup, run: UpRun | ServiceRun, announcer: Annou
     """Run the programs of a head and its door, and return the exit code. Raises CommandError if the door's address is
     taken."""
 
-    door = doors.Door(
-        setup.facts, setup.token, register=_Register(setup.settings), clock=time.time, say=announcer.print_note
-    )
+    asked = _Register(setup.settings)
+    register = doors.HostRegister(asked.list_hosts, asked.drain_host, asked.remove_host)
+    door = doors.Door(setup.facts, setup.token, register=register, clock=time.time, say=announcer.print_note)
     try:
         server = await door.serve()
     except OSError as error:

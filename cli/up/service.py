@@ -86,7 +86,7 @@ def render_unit(unit: ServiceUnit) -> str:
         "name": _plain(unit.name),
         "user": _plain(unit.user or ""),
         "program": _quoted(str(unit.program)),
-        "arguments": "".join(f" {_quoted(each)}" for each in unit.arguments),
+        "arguments": "".join(f" {_quoted(each).replace('$', '$$')}" for each in unit.arguments),
         "folder": _plain(str(unit.folder)),
         "state": _plain(str(unit.state)),
         "environment": "\n".join(f"Environment={_quoted(f'{name}={text}')}" for name, text in unit.environment.items()),

@@ -14,9 +14,11 @@ from typing import Final
 from controller.hosts import Host, HostState
 from controller.state import ObservedState
 
-MOST_SILENT: Final = 0.5
-"""Share of the hosts above which their silence, if it is that of two or more, is taken for the controller's own."""
-_AWAY: Final = (HostState.SILENT, HostState.LOST)
+MOST_AWAY: Final = 0.5
+"""Share of the hosts above which their silence or refusal, if it is that of two or more, is taken for the controller's
+own fault."""
+_AWAY: Final = (HostState.SILENT, HostState.REFUSED)
+_UNHEARD: Final = (HostState.SILENT, HostState.LOST)
 
 
 def is_silent(last_heard: float, call_failed: bool, now: float, heartbeat_s: float) -> bool:
@@ -38,27 +40,38 @@ def judge_hosts(
     `heard`: each `ready`, `silent` or `refused`, with what was last heard of it. `known`: by name, as this function
     returned them last. `drained`: names of the hosts that an operator drains. `now`: Unix time in seconds.
 
-    A silent host is lost after `lost_after_s` seconds without a word, at most one host within that time. If more than
-    half of the hosts, and two at least, are silent at once, none is declared lost: lost ones stay so.
+    A silent host is lost after `lost_after_s` seconds without a word, and others take over what runs on a refused one
+    after that time: at most one host within that time. If more than half of the hosts, and two at least, are silent at
+    once, none is declared lost, and if so many are refused, as after an upgrade, none of them is taken over: those that
+    were before stay so.
     """
     hosts = sorted(heard, key=lambda each: each.name)
-    silent_count = sum(host.state is HostState.SILENT for host in hosts)
-    is_cut_off = silent_count >= 2 and silent_count > MOST_SILENT * len(hosts)
+    counts = {state: sum(host.state is state for host in hosts) for state in _AWAY}
+    most = {state for state, count in counts.items() if count >= 2 and count > MOST_AWAY * len(hosts)}
     # The loss of one must have been made good before the next: whoever takes over may be overloaded, and so silent.
-    last_loss = max((each.since for each in known.values() if each.state is HostState.LOST), default=-lost_after_s)
-    may_lose = not is_cut_off and not 0 <= now - last_loss < lost_after_s
+    last_loss = max((each.taken_over_at or 0.0 for each in known.values()), default=0.0)
+    may_lose = not last_loss or not 0 <= now - last_loss < lost_after_s
     judged = []
     for host in sorted(hosts, key=lambda each: (each.last_heard or 0.0, each.name)):
-        state = _state_of(host, known.get(host.name), drained)
-        is_due = host.last_heard is None or not 0 <= now - host.last_heard < lost_after_s
-        if state is HostState.SILENT and may_lose and is_due:
-            state, may_lose = HostState.LOST, False
-        judged.append(_with_state(host, state, known.get(host.name), now))
-    return tuple(sorted(judged, key=lambda each: each.name)), is_cut_off
+        before = known.get(host.name)
+        new = _with_state(host, _state_of(host, before, drained), before, now)
+        is_away = new.state in _AWAY and new.state not in most and new.taken_over_at is None
+        if is_away and may_lose and _is_due(new, now, lost_after_s):
+            may_lose = False
+            if new.state is HostState.SILENT:
+                new = replace(new, state=HostState.LOST, since=now)
+            new = replace(new, taken_over_at=now)
+        judged.append(new)
+    return tuple(sorted(judged, key=lambda each: each.name)), HostState.SILENT in most
+
+
+def _is_due(host: Host, now: float, lost_after_s: float) -> bool:
+    useful_until = host.since if host.state is HostState.REFUSED else host.last_heard
+    return useful_until is None or not 0 <= now - useful_until < lost_after_s
 
 
 def _state_of(host: Host, before: Host | None, drained: Collection[str]) -> HostState:
-    if host.state is HostState.SILENT and before is not None and before.state is HostState.LOST:
+    if host.state is HostState.SILENT and before is not None and before.taken_over_at is not None:
         return HostState.LOST
     return HostState.DRAINING if host.state is HostState.READY and host.name in drained else host.state
 
@@ -66,9 +79,11 @@ def _state_of(host: Host, before: Host | None, drained: Collection[str]) -> Host
 def _with_state(host: Host, state: HostState, before: Host | None, now: float) -> Host:
     since = before.since if before is not None and before.state is state else now
     reached_since = 0.0 if before is None else before.reached_since
-    if before is not None and before.state in _AWAY and state not in _AWAY:
+    if before is not None and before.state in _UNHEARD and state not in _UNHEARD:
         reached_since = now
-    return replace(host, state=state, since=since, reached_since=reached_since)
+    stays_away = before is not None and state in (*_UNHEARD, HostState.REFUSED)
+    taken_over_at = before.taken_over_at if before is not None and stays_away else None
+    return replace(host, state=state, since=since, reached_since=reached_since, taken_over_at=taken_over_at)
 
 
 HEAD: Final = ""

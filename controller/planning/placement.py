@@ -300,7 +300,8 @@ def explain_never_fits(model: DesiredModel, observed: ObservedState) -> str | No
     """Return, as the second half of a sentence, why a replica of the model has no room on any host whatever is
     unloaded: what it needs, what there is, and what to do. None: it has room, or its memory or some GPU is not known.
     Of `observed`, what runs and is in use does not count, nor whether a host answers now."""
-    if model.gpu_count and (not observed.gpus or observed.unread_gpus):
+    is_unread = any(host.gpus is None or host.unread_gpus for host in observed.hosts)
+    if model.gpu_count and (is_unread or not observed.gpus):
         return None
     hosts = tuple(replace(host, state=HostState.READY) for host in free_hosts(observed.hosts))
     ledger = ClaimLedger(unified_gpus=unified_keys(hosts))

@@ -8,6 +8,8 @@ import shutil
 import signal
 import time
 
+import pytest
+
 from cli.admin_client import AdminClient
 from cli.output import CommandError
 from controller.runtimes.cluster.material import MATERIAL_NAME, cluster_folder
@@ -75,6 +77,7 @@ def check_files(site: Site) -> None:
     (site.head.folder / "desired-state" / "models.yaml").write_text("models: {}\n")
 
 
+@pytest.mark.engines
 async def test_a_host_joins_comes_back_and_leaves() -> None:
     with ray_hosts("head", "b", "c", with_ray=False) as hosts:
         site = Site(hosts)

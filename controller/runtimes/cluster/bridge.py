@@ -42,6 +42,8 @@ CONNECT_S: Final = 30.0
 """Seconds that Ray may take to connect."""
 HUNG_S: Final = 30.0
 """Seconds without a heartbeat after which an actor is ended and made anew, where Ray still reaches its node."""
+LOOK_S: Final = 1.0
+"""Seconds after which Ray's list of nodes is late."""
 AGAIN_S: Final = 0.2
 """Seconds until a host's actor is made again, at first. They double up to `BEAT_S * 8`."""
 ENGINES_LABEL: Final = "roundhouse/engines"
@@ -96,9 +98,15 @@ class Bridge:
         self._opened = asyncio.Event()
 
     async def follow_nodes(self) -> None:
-        """Follow Ray's list of nodes, for ever. While its head is lost, the list stays as it was."""
+        """Follow Ray's list of nodes, for ever. While its head is lost, the list stays as it was. Raises
+        ConnectionError if this machine has lost its node, too: Ray tells its drivers late."""
+        own = self._ray.get_runtime_context().get_node_id()
         while True:
-            nodes = await asyncio.to_thread(self._ray.nodes)
+            looking = asyncio.create_task(asyncio.to_thread(self._ray.nodes))
+            while not (await asyncio.wait({looking}, timeout=LOOK_S))[0]:
+                if (ours := self._hosts.get(own)) is not None and ours.is_asked and not ours.is_open:
+                    raise ConnectionError("Ray is lost on this machine")
+            nodes = looking.result()
             alive = {each["NodeID"] for each in nodes if each["Alive"] and each["Labels"].get(ENGINES_LABEL) != "no"}
             for node in self._hosts.keys() - alive:
                 self._leave(self._hosts.pop(node))

@@ -43,6 +43,9 @@ class CarriedHost:
     labels: Mapping[str, str] = field(default_factory=dict)
     refusal: str | None = None
     """Why the host may not be used, half a sentence. None: it may."""
+    is_excused: bool = False
+    """Whether it is the carrier's own fault, for a while, that the host is not heard. `last_heard` is the present
+    then."""
 
 
 class HostCarrier(Protocol):

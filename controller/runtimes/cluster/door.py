@@ -13,9 +13,9 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -111,17 +111,16 @@ class DoorError(Exception):
         self.is_passing = is_passing
 
 
-class HostRegister(Protocol):
-    """What a door asks of the head's controller. Each method raises DoorError."""
+@dataclass(frozen=True, slots=True)
+class HostRegister:
+    """What a door asks of the head's controller. Each raises DoorError."""
 
-    async def list_hosts(self) -> Iterable[KnownHost]:
-        """Return the hosts that the controller lists."""
-
-    async def drain_host(self, name: str) -> int:
-        """Drain a host, and return how many engines it has left."""
-
-    async def remove_host(self, name: str) -> None:
-        """Forget a host, as soon as it no longer answers."""
+    list_hosts: Callable[[], Awaitable[Iterable[KnownHost]]]
+    """Returns the hosts that the controller lists."""
+    drain_host: Callable[[str], Awaitable[int]]
+    """Drains a host, and returns how many engines it has left."""
+    remove_host: Callable[[str], Coroutine[Any, Any, None]]
+    """Forgets a host, as soon as it no longer answers."""
 
 
 def check_request(request: JoinRequest, head: HeadFacts, hosts: Iterable[KnownHost], now: float) -> str | None:

@@ -452,7 +452,7 @@ class ClusterRuntime:
             versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"
             return HostState.REFUSED, f"{versions}: give both the same version of Roundhouse", last_word
         heard_at = last_word
-        if known.problem is not None and not self._is_overdue(carried):
+        if known.problem is not None and not carried.is_excused and not self._is_overdue(carried):
             # Where the host is heard and does not say what runs there, that is not known either.
             heard_at = now - (time.monotonic() - known.said_at)
         if is_silent(heard_at, known.problem is not None, now, self._carrier.heartbeat_s):

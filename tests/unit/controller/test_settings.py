@@ -83,6 +83,12 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
             "local:a,b",
             "ROUNDHOUSE_HOSTS: `b` is no `local:NAME`, with a name of lower case letters, digits, dots and dashes",
         ),
+        ("HOSTS", "ray:10.0.0.1", "ROUNDHOUSE_HOSTS: `ray:10.0.0.1` is no `ray:ADDRESS:PORT`, which stands alone"),
+        (
+            "HOSTS",
+            "ray:a:1,local:b",
+            "ROUNDHOUSE_HOSTS: `ray:a:1,local:b` is no `ray:ADDRESS:PORT`, which stands alone",
+        ),
         ("TRUSTED_DECLARATIONS", "mcp_command", "ROUNDHOUSE_TRUSTED_DECLARATIONS: there is no field `mcp_command`"),
     ],
 )
@@ -107,6 +113,14 @@ def test_hosts_are_named_one_after_the_other(monkeypatch: pytest.MonkeyPatch) ->
     assert load_settings().hosts == ()
     monkeypatch.setenv("ROUNDHOUSE_HOSTS", "local:a, local:b.c-1")
     assert load_settings().hosts == ("a", "b.c-1")
+
+
+def test_hosts_over_ray_are_named_by_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("ray:10.0.0.1:8093", "ray:[fd00::1]:8093"):
+        monkeypatch.setenv("ROUNDHOUSE_HOSTS", value)
+        settings = load_settings()
+        assert settings.hosts == (value,)
+        assert settings.model_dump(include={"hosts"}) == {"hosts": value}
 
 
 def test_every_wrong_value_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

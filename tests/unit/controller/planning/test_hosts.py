@@ -108,9 +108,9 @@ def test_a_silent_host_is_lost_in_time_and_one_at_once() -> None:
         "y": "ready",
         "z": "ready",
     }
-    lost_before = {"b": Host("b", HostState.LOST, since=NOW - LOST_S + 1)}
+    lost_before = {"b": Host("b", HostState.LOST, taken_over_at=NOW - LOST_S + 1)}
     assert judged([away("a", 20), away("b", 30), *here], lost_before)[0]["a"] == "silent", "the last loss is young"
-    lost_before = {"b": Host("b", HostState.LOST, since=NOW - LOST_S)}
+    lost_before = {"b": Host("b", HostState.LOST, taken_over_at=NOW - LOST_S)}
     assert judged([away("a", 20), away("b", 30), *here], lost_before)[0]["a"] == "lost"
 
 
@@ -121,12 +121,35 @@ def test_where_most_are_silent_the_controller_is_cut_off() -> None:
     assert judged([away("a", 99)]) == ({"a": "lost"}, False), "an only host is no majority"
     assert judged([*two, Host("c"), Host("d")])[1] is False, "half is not more than half"
     assert judged([*two, Host("c")]) == ({"a": "silent", "b": "silent", "c": "ready"}, True)
-    known = {"a": Host("a", HostState.LOST, since=5.0)}
+    known = {"a": Host("a", HostState.LOST, taken_over_at=5.0, since=5.0)}
     assert judged([*two, Host("c")], known)[0] == {"a": "lost", "b": "silent", "c": "ready"}, "who is lost stays so"
 
 
+def test_others_take_over_from_refused_hosts_in_time_and_one_at_once() -> None:
+    def refused(*names: str, since: float = NOW - LOST_S, others: int = 3) -> list[str]:
+        hosts = [Host(name, HostState.REFUSED) for name in names]
+        known = {name: Host(name, HostState.REFUSED, since=since) for name in names}
+        ready = [Host(name) for name in "xyz"[:others]]
+        found, is_cut_off = judge_hosts([*hosts, *ready], known, (), NOW, lost_after_s=LOST_S)
+        assert not is_cut_off
+        assert [host.state for host in found if host.state is not HostState.READY] == [HostState.REFUSED] * len(names)
+        return [host.name for host in found if host.taken_over_at == NOW]
+
+    assert (refused("a"), refused("a", since=NOW - LOST_S + 1)) == (["a"], [])
+    assert refused("a", "b") == ["a"]
+    assert refused("a", "b", others=1) == [], "so many are refused after an upgrade of the controller alone"
+    over = Host("a", HostState.REFUSED, taken_over_at=5.0)
+    (same, _), _ = judge_hosts([Host("a", HostState.REFUSED), Host("b")], {"a": over}, (), NOW, lost_after_s=LOST_S)
+    (back, _), _ = judge_hosts([Host("a"), Host("b")], {"a": over}, (), NOW, lost_after_s=LOST_S)
+    assert (same.taken_over_at, back.taken_over_at) == (5.0, None)
+    assert judged([away("a", 1), Host("b")], {"a": over})[0]["a"] == "lost"
+
+
 def test_states_have_times_and_a_drain_holds_while_the_host_answers() -> None:
-    known = {"a": Host("a", HostState.LOST, since=5.0, reached_since=1.0), "b": Host("b", since=6.0, reached_since=2.0)}
+    known = {
+        "a": Host("a", HostState.LOST, taken_over_at=5.0, since=5.0, reached_since=1.0),
+        "b": Host("b", since=6.0, reached_since=2.0),
+    }
     (a, b), _ = judge_hosts([Host("a"), Host("b")], known, (), NOW, lost_after_s=LOST_S)
     assert (a.state, a.since, a.reached_since) == (HostState.READY, NOW, NOW), "it is back"
     assert (b.state, b.since, b.reached_since) == (HostState.READY, 6.0, 2.0)
@@ -196,6 +219,8 @@ def test_nothing_is_started_on_a_host_that_is_not_ready(state: HostState) -> Non
     )
     assert place(ONE, A, gone) == Placement({}, host="a")
     assert explain_never_fits(replace(ONE, hosts=("b",)), ObservedState(NOW, hosts=(A, gone))) is None
+    unread, small = replace(B, gpus=None), replace(A, gpus=gpus("a", 0))
+    assert explain_never_fits(replace(ON_GPU, vram_mib=9_000), ObservedState(NOW, hosts=(small, unread))) is None
 
 
 def test_a_failure_on_one_host_does_not_keep_a_model_from_another() -> None:

@@ -25,7 +25,7 @@ from controller.engines.stub import StubDefinition
 from controller.hosts import Gpu, GpuDriver, Host, HostState, UnreadGpu
 from controller.runtimes import end_replicas
 from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
-from controller.runtimes.cluster.carrier import HostRefusedError, HostSilentError
+from controller.runtimes.cluster.carrier import CarriedHost, CarrierDownError, HostRefusedError, HostSilentError
 from controller.runtimes.cluster.host_files import FRESH_S, HostFiles
 from controller.runtimes.cluster.host_service import HostService, pack_definition, unpack_definition
 from controller.runtimes.cluster.local_carrier import GONE, HERE, SILENT, LocalCarrier
@@ -216,6 +216,29 @@ async def test_what_runs_on_a_silent_host_is_unknown_and_not_gone(cluster: Clust
     await asyncio.wait_for(anext(changes), 1)
     assert (await cluster.host("b")).state is HostState.READY
     assert [each.host for each in await cluster.runtime.list_replicas()] == ["a"]
+
+
+async def test_a_carrier_that_is_down_says_nothing_of_its_hosts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.runtime.start_replica(request("a"))
+    await cluster.runtime.list_replicas()
+    hosts = cluster.carrier.list_hosts()
+
+    def excuse() -> tuple[CarriedHost, ...]:
+        return tuple(replace(each, last_heard=time.time(), is_excused=True) for each in hosts)
+
+    async def fail(*_: object) -> bytes:
+        raise CarrierDownError("the bridge has ended")
+
+    for switched in "ab":
+        cluster.carrier.set_switch(switched, GONE)
+    await cluster.runtime.list_replicas()  # fails once as if it were the host
+    monkeypatch.setattr(cluster.carrier, "list_hosts", excuse)
+    monkeypatch.setattr(cluster.carrier, "call", fail)
+    await asyncio.sleep(4 * BEAT_S)
+    assert (await cluster.host("a")).state is HostState.READY
+    assert [each.is_current for each in await cluster.runtime.list_replicas()] == [False]
 
 
 async def test_missing_heartbeats_wake_the_rounds_although_nobody_tells(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from controller.runtimes.cluster.door import (
     Door,
     DoorError,
     HeadFacts,
+    HostRegister,
     JoinReply,
     JoinRequest,
     KnownHost,
@@ -109,7 +110,9 @@ async def _open_door(hosts: Iterable[KnownHost] = ()) -> AsyncIterator[tuple[int
     port = _free_ports()
 
     facts = HeadFacts("abc", "127.0.0.1", port, "process", "2.60.0", "3.11.7", is_insecure=True)
-    door = Door(facts, TOKEN, register=FakeRegister(hosts), clock=lambda: NOW, say=said.append)
+    asked = FakeRegister(hosts)
+    register = HostRegister(asked.list_hosts, asked.drain_host, asked.remove_host)
+    door = Door(facts, TOKEN, register=register, clock=lambda: NOW, say=said.append)
     server = await door.serve()
     async with server:
         yield port, said

@@ -1,0 +1,79 @@
+"""What `join` and `leave` refuse before anything is started or asked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.app import run
+from cli.output import ExitCode
+from cli.up import command
+from cli.up.service import render_unit
+from controller.runtimes.cluster.material import ensure_material
+from tests.unit.cli.service.test_install import USER_UNIT
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    ensure_material(tmp_path / "head", "abc", is_insecure=False, now=time.time())
+    return tmp_path / "head" / "cluster" / "join.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["10.0.0.1"], "10.0.0.1 is no HEAD:PORT, as `roundhouse head` prints it"),
+        (["unix:/run/x"], "unix:/run/x is no HEAD:PORT"),
+        (["127.0.0.1:8093"], "127.0.0.1 is this machine itself, where the head runs"),
+        (["10.0.0.1:8093", "--name", "B_b"], "--name B_b: lower case letters"),
+        (["10.0.0.1:8093", "--label", "fast"], "--label fast: a label is KEY=VALUE"),
+        (["10.0.0.1:8093", "--label", "a=b,c=d"], "--label a=b,c=d: a label is KEY=VALUE"),
+        (["10.0.0.1:8093", "--address", "b"], "--address b is no IP address"),
+        (["10.0.0.1:8093", "--address", "127.0.0.1"], "--address 127.0.0.1: no other machine reaches this one"),
+        (["10.0.0.1:8093", "--address", "203.0.113.9"], "--address 203.0.113.9 is no address of this machine"),
+        (["10.0.0.1:8093", "--token-file", "/nowhere"], "there is no file /nowhere: copy the head's"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_and_leaves_no_state(
+    arguments: list[str],
+    words: str,
+    token_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "require_ray", lambda: None)
+    state = tmp_path / "state"
+    code = run(["join", "--state", str(state), "--token-file", str(token_file), *arguments])
+    [line] = capsys.readouterr().err.splitlines()
+    assert (code, line[: len(words) + 12]) == (ExitCode.USAGE, f"roundhouse: {words}")
+    assert not state.exists()
+
+
+def test_several_hosts_need_ray(
+    token_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "ray" else name)
+    for arguments in (["head"], ["leave"], ["join", "10.0.0.1:8093", "--token-file", str(token_file)]):
+        assert run(arguments) == ExitCode.FAILED
+        assert capsys.readouterr().err == (
+            "roundhouse: several hosts need Ray: `pip install 'roundhouse[cluster]'` brings it\n"
+        )
+
+
+def test_only_a_host_that_has_joined_can_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "require_ray", lambda: None)
+    assert run(["leave", "--state", str(tmp_path)]) == ExitCode.FAILED
+    assert f"nothing has joined with the state folder {tmp_path}" in capsys.readouterr().err
+
+
+def test_the_unit_of_a_host_joins() -> None:
+    arguments = ("--join", "10.0.0.1:8093", "--token-file", "/root/a b$.json")
+    lines = render_unit(replace(USER_UNIT, arguments=arguments)).splitlines()
+    [start] = [line for line in lines if line.startswith("ExecStart=")]
+    assert start.endswith(' service run "--join" "10.0.0.1:8093" "--token-file" "/root/a b$$.json"')
