@@ -1,4 +1,4 @@
-"""The controller's questions to the program `transfers`."""
+"""Questions to `transfers`."""
 
 from __future__ import annotations
 

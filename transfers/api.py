@@ -1,4 +1,4 @@
-"""The HTTP routes of transfers: downloads, what they put into the models folder, and events."""
+"""The HTTP routes of transfers, for the controller and for other hosts."""
 
 from __future__ import annotations
 

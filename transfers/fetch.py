@@ -1,4 +1,4 @@
-"""The bytes of files: ranges in parallel into a partial file, a journal of what is there, and the hash of it all."""
+"""Ranges of a file in parallel into a partial file, with a journal and a hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models folder: what downloads write there, with which rights, and their records."""
+"""The models folder, with the rights and records of downloads."""
 
 from __future__ import annotations
 

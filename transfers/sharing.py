@@ -1,4 +1,4 @@
-"""Serves files below the models folders to other hosts, and keeps the hashes of files, so that each is read once."""
+"""Serves model files to other hosts. Keeps the hashes of files, so that each is read once."""
 
 from __future__ import annotations
 
