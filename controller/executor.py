@@ -381,14 +381,14 @@ class ExecutorOptions:
     """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
     grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked. `fetch_files` has
     the files of a model (its name) fetched by a host from others, all named, and `cancel_fetch` ends that for a model
-    and a host; None: there is one host."""
+    and a host, and is told whether the model is wanted by another definition; None: there is one host."""
 
     instance: str
     secret: bytes
     stop_timeout_s: float
     redact: Redact = redact_nothing
     fetch_files: Callable[[str, str, Sequence[str]], Awaitable[None]] | None = None
-    cancel_fetch: Callable[[str, str], Awaitable[None]] | None = None
+    cancel_fetch: Callable[[str, str, bool], Awaitable[None]] | None = None
 
 
 class Executor:
@@ -595,19 +595,20 @@ class Executor:
         task.add_done_callback(self._pulls.discard)
 
     def _cancel_fetches(self, desired: DesiredState) -> None:
-        """End the copies for models that are not declared or wanted any more."""
+        """End the copies for definitions that are not declared or wanted any more."""
         self._fetches = {key: task for key, task in self._fetches.items() if not task.done()}
         for key in list(self._fetches):
             model = desired.models.get(key.model)
-            if model is None or not (model.replicas or model.demand_replicas):
+            is_wanted = model is not None and bool(model.replicas or model.demand_replicas)
+            if not is_wanted or (model is not None and model.spec_hash != key.spec_hash):
                 self._fetches.pop(key).cancel()
                 self._memory.fetches.pop(key, None)
-                self._spawn(self._cancel_fetch(key))
+                self._spawn(self._cancel_fetch(key, is_wanted))
 
-    async def _cancel_fetch(self, key: FetchKey) -> None:
+    async def _cancel_fetch(self, key: FetchKey, is_wanted: bool) -> None:
         assert self._options.cancel_fetch is not None, "what was begun can be ended"
         try:
-            await self._options.cancel_fetch(key.model, key.host)
+            await self._options.cancel_fetch(key.model, key.host, is_wanted)
         except (StartError, RuntimeUnavailableError) as error:
             log.warning("the copy of the files of %s to host %s cannot be ended: %s", key.model, key.host, error)
 

@@ -314,10 +314,10 @@ class DownloadJob:
     def _fetch_missing(self, resolution: Resolution) -> list[PlacedFile]:
         """Return the files that were there already, put by somebody else."""
         folder = self._tools.folder
-        replaceable = {each.path for each in self._record.placed} if isinstance(self._reference, HeadReference) else ()
-        present = find_present(
-            folder, resolution, self._list_placed(), self._check_stop, self._tools.digests, replaceable
-        )
+        is_copy = isinstance(self._reference, HeadReference)
+        replaceable = {each.path for each in self._record.placed} if is_copy else ()
+        digests = self._tools.digests if is_copy else None
+        present = find_present(folder, resolution, self._list_placed(), self._check_stop, digests, replaceable)
         missing = present.missing
         for file in resolution.files:
             if file not in missing:

@@ -76,6 +76,9 @@ PULL_S: Final = 86_400.0
 _CURSOR_MARK: Final = "|"
 """Between the host's name and its cursor, in a log's cursor. No host's name has it."""
 
+_ABSOLUTE: Final = ("/", "~")
+"""Beginnings of model paths that may mean another file on another host."""
+
 AnyReply = TypeVar("AnyReply", bound=HostMessage)
 AnyAnswer = TypeVar("AnyAnswer")
 
@@ -424,7 +427,9 @@ class ClusterRuntime:
             lacking |= {
                 path
                 for path, stamp in known.stamps.items()
-                if head.get(path, stamp) != stamp and known.compared.get(path) != (head[path], stamp)
+                if head.get(path, stamp) != stamp
+                and known.compared.get(path) != (head[path], stamp)
+                and not path.startswith(_ABSOLUTE)
             }
         if not lacking:
             return frozenset()
@@ -435,7 +440,7 @@ class ClusterRuntime:
         paths that are the same on every host."""
         if self.head is None or self.head.url is None:
             return frozenset()
-        there = {path for path in self.head.stamps if not path.startswith(("/", "~"))}
+        there = {path for path in self.head.stamps if not path.startswith(_ABSOLUTE)}
         return frozenset(model for model, paths in self._model_paths.items() if paths and there.issuperset(paths))
 
     def _judge_host(self, carried: CarriedHost, known: _KnownHost, now: float) -> tuple[HostState, str | None, float]:
@@ -600,6 +605,8 @@ class ClusterRuntime:
         places[HEAD] = None if head is None else head.url
         urls = [places.get(name) for name in sources]
         peers = tuple(dict.fromkeys(url for url in urls if url is not None))
+        if (fixed := next((path for path in paths if path.startswith(_ABSOLUTE)), None)) is not None:
+            raise StartError(f"{fixed} is absolute, and only what a relative path names is copied between hosts")
         if not paths or not peers or urls[0] is None:
             raise RuntimeUnavailableError("who has the files cannot be asked now")
         stamps = {} if head is None else {path: head.stamps[path] for path in paths if path in head.stamps}
@@ -610,9 +617,10 @@ class ClusterRuntime:
             there = reply.file_stamps
             known.compared.update({path: (stamp, there[path]) for path, stamp in stamps.items() if path in there})
 
-    async def cancel_fetch(self, model: str, host: str) -> None:
-        """End the fetch of a model's files on a host. Raises as the other methods."""
-        used = {path for name, each in self._model_paths.items() if name != model for path in each}
+    async def cancel_fetch(self, model: str, host: str, is_wanted: bool) -> None:
+        """End the fetch of a model's files on a host, but for those that others need, or with `is_wanted` the model
+        itself by its present definition. Raises as the other methods."""
+        used = {path for name, each in self._model_paths.items() if is_wanted or name != model for path in each}
         paths = tuple(path for path in self._fetched_paths.pop((model, host), ()) if path not in used)
         await self._ask(host, "cancel_fetch", CancelFetchRequest(paths=paths), HostMessage)
 

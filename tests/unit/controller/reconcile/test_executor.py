@@ -162,7 +162,12 @@ async def test_a_copy_to_a_host_backs_off_and_ends_with_its_model(bench: Bench) 
     assert bench.memory.fetches == {key: None}
     bench.executor.cancel_unused_downloads(DesiredState(1, {}))
     await bench.executor.wait_until_idle()
-    assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b"))
+    assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b", False))
+    bench.executor.issue_action(action, DESIRED, {})
+    await asyncio.sleep(0)
+    bench.executor.cancel_unused_downloads(DesiredState(1, {"m": replace(MODEL, spec_hash="new")}))
+    await bench.executor.wait_until_idle()
+    assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b", True))
 
 
 async def test_a_download_that_no_model_waits_for_is_cancelled(bench: Bench) -> None:
