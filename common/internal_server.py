@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,13 +89,17 @@ class ListeningServer:
         self._is_refused = False
         self._serve(listener)
         self._watch_task = asyncio.create_task(self._watch()) if isinstance(address, Path) else None
+        if self._watch_task is not None:
+            self._watch_task.add_done_callback(_log_failure)
 
     def _serve(self, listener: socket.socket) -> None:
         config = uvicorn.Config(self._app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
         config.load()
         config.ssl = self._tls
         server = _Server(config)
-        self._servers.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        task.add_done_callback(_log_failure)
+        self._servers.append((server, task))
         self._inode = _inode_of(self._address) if isinstance(self._address, Path) else None
 
     async def _watch(self) -> None:
@@ -123,12 +127,16 @@ class ListeningServer:
         """
         if self._watch_task is not None:
             self._watch_task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch_task
+            await asyncio.wait({self._watch_task})
         for server, _ in self._servers:
             server.should_exit = True
             server.force_exit = True
-        await asyncio.gather(*(task for _, task in self._servers))
+        await asyncio.wait({task for _, task in self._servers})
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("an internal address is not served any more, until a restart", exc_info=error)
 
 
 def _inode_of(path: Path) -> int | None:

@@ -7,11 +7,14 @@ replace the program's exit code by 120.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
+import stat
 import sys
 import traceback
+import weakref
 from collections.abc import Sequence
 from typing import Final, NoReturn, TextIO
 
@@ -25,8 +28,8 @@ class LineWriter:
 
     A line that the reader does not take in time is lost, whole or in part; nothing raises. Not thread-safe.
 
-    Several programs may write to one pipe. If two of them take its last free page at the same moment, one still blocks
-    until the reader reads.
+    Several programs may write to one pipe. So it is opened once more where that can be done, for writes that never
+    block: to make the stream's own descriptor such a one would make that of all programs one.
     """
 
     def __init__(self, stream: TextIO | None, patience_s: float = PATIENCE_S) -> None:
@@ -41,10 +44,18 @@ class LineWriter:
         """Lines lost since the last one that was written."""
         if stream is not None:
             try:
-                self._descriptor = stream.fileno()
                 self._encoding = stream.encoding or self._encoding
+                self._descriptor = stream.fileno()
+                self._open_own(self._descriptor)
             except (OSError, ValueError):
-                self._descriptor = None
+                pass
+
+    def _open_own(self, descriptor: int) -> None:
+        """Open the pipe of a descriptor anew, without blocking. Raises OSError: it cannot be, and the descriptor stays
+        in use. Does nothing for another output: a file has a position, which must stay that of all who write to it."""
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._descriptor).atexit = False  # the last lines come later
 
     def write_line(self, line: str) -> bool:
         """Write one line, to which the newline is added.
@@ -68,8 +79,9 @@ class LineWriter:
             while data:
                 if not self._has_room(self._descriptor):
                     return False
-                # So much never waits in a pipe that has room.
-                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+                with contextlib.suppress(BlockingIOError):  # another program has taken the room
+                    # So much never waits in a pipe that has room.
+                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
         except OSError:
             return False
         return True

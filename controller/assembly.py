@@ -46,7 +46,7 @@ from controller.runtimes import end_replicas, read_memory_limit
 from controller.runtimes.base import Runtime, replica_token
 from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.runtime import ClusterRuntime
-from controller.runtimes.logs import EndedLogs
+from controller.runtimes.logs import find_highest_attempt
 from controller.settings import ControllerSettings, DownloadPermission, decide_downloads
 from controller.state import AttemptNumbers, DesiredModel
 from controller.state_dir import StateDir
@@ -123,8 +123,7 @@ class Controller:
         self._dry_runner = DryRunner(desired_options, self._find_sources, runtime, self._redactor)
         stored_state = self._files.stored_state
         # Where what was stored is lost: numbers of ended logs must not be used again.
-        ended_logs = EndedLogs(store.folder / "logs" / "ended")
-        attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
+        attempts = stored_state.attempts or AttemptNumbers(dropped=find_highest_attempt(store.folder))
         self._memory = memory = OperationState(
             loaded_once=set(stored_state.loaded_once), attempts=attempts, sleepers=dict(stored_state.sleepers)
         )

@@ -179,6 +179,9 @@ class ResponseSession:
         """The request that is being served; None: none is."""
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = self._served_bytes = 0
+        self._is_answered = False
+        """Whether an event of the current answer was sent: the message itself, and what engines were sent of it, are
+        gone by then."""
         self._is_serving = False
         self._is_full = False
         """Whether the client reads more slowly than data is sent: it gets no other answer till it has caught up."""
@@ -261,7 +264,11 @@ class ResponseSession:
 
         `events`: may be empty. Does nothing once the connection is closing.
         """
-        self._connection.send_messages(list(messages_of(events)))
+        messages = list(messages_of(events))
+        if messages and not self._is_answered:
+            self._is_answered, self._served_bytes = True, self._served_bytes // 2  # what was decoded, and its JSON
+            self._count_messages()
+        self._connection.send_messages(messages)
 
     def send_error(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         """Send one message of the type `error`, with the fields `status`, `error` and `headers`, in the place of
@@ -292,18 +299,21 @@ class ResponseSession:
             while self._waiting and self._call is None and self._close_code is None and not self._is_full:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message)
-                self._served_bytes = len(message)
+                self._served_bytes, self._is_answered = len(message), False
                 try:
                     self._begin_turn(message)
                 except RoundhouseError as error:
                     self._send_refusal(error)
         finally:
             self._is_serving = False
-        self._connection.hold_messages(self._waiting_bytes + (self._served_bytes if self._call is not None else 0))
+        self._count_messages()
         if self._call is None and self._close_code is not None:
             self._connection.close(self._close_code)
         elif len(self._waiting) <= MOST_WAITING // 2 and self._waiting_bytes <= self._connection.max_message_bytes // 2:
             self._connection.resume_reading()
+
+    def _count_messages(self) -> None:
+        self._connection.hold_messages(self._waiting_bytes + (self._served_bytes if self._call is not None else 0))
 
     def _begin_turn(self, message: bytes) -> None:
         fields, turn = read_create(message, self._recent)

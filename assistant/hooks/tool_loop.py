@@ -319,7 +319,6 @@ class ToolLoop:
     def _take_part(self, part: bytes) -> None:
         """Take a part of a round's stream: whole events, or a comment."""
         exchange = self._exchange
-        self._client.slow_round()
         if exchange.is_ended or part in (ROUND_OVER, exchange.answer.dialect.heartbeat):
             return
         if part.startswith(b":"):

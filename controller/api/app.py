@@ -187,7 +187,7 @@ class GatewayLink:
                 self._controller.take_report(await self._receive_report())
         finally:
             sender.cancel()
-            with suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+            with suppress(asyncio.CancelledError):
                 await sender
 
     async def _refuse(self, reason: str) -> None:
@@ -197,10 +197,17 @@ class GatewayLink:
 
     async def _send_tables(self) -> None:
         sent_stamp = None
-        while True:
-            table = await self._hub.wait_for_table(sent_stamp)
-            await self._socket.send_text(table.model_dump_json())
-            sent_stamp = table.stamp
+        try:
+            while True:
+                table = await self._hub.wait_for_table(sent_stamp)
+                await self._socket.send_text(table.model_dump_json())
+                sent_stamp = table.stamp
+        except (WebSocketDisconnect, RuntimeError):
+            pass  # the gateway has left, as whoever receives sees too
+        except Exception:
+            log.exception("a table could not be sent; the gateway connects anew")
+            with suppress(RuntimeError):
+                await self._socket.close()
 
     async def _receive_report(self) -> GatewayReport:
         while True:

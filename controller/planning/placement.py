@@ -383,7 +383,7 @@ def place_replica(
     requirement = requirement_of(model, observed)
     if len(observed.hosts) == 1:
         return _place_on_host(model, hosts[0], requirement, observed, ledger)
-    if model.gpu_choice and (reason := _explain_ambiguous(model, hosts)) is not None:
+    if model.gpu_choice and (reason := _explain_ambiguous(model, observed.hosts)) is not None:
         return NoRoom(reason)
     result = _place_on_best_host(model, hosts, requirement, observed, ledger)
     if history is None:
@@ -461,9 +461,11 @@ def _explain_no_host(model: DesiredModel, observed: ObservedState) -> NoRoom:
 
 
 def _explain_ambiguous(model: DesiredModel, hosts: Collection[Host]) -> str | None:
-    """Return why a GPU of `gpu_choice` is not clear: its index alone is written, and several hosts have it."""
+    """Return why a GPU of `gpu_choice` is not clear: its index alone is written, and several hosts have it that the
+    model may use, whether or not they answer now."""
+    named = [host for host in hosts if host.state is not HostState.REFUSED and host.is_named_by(model.hosts)]
     for name in model.gpu_choice:
-        labels = [gpu.label for host in hosts for gpu in host.gpus or () if gpu.bare_label == name]
+        labels = [gpu.label for host in named for gpu in host.gpus or () if gpu.bare_label == name]
         if len(labels) > 1:
             return f"`gpus` names GPU {name}, which several hosts have: write {' or '.join(labels)}"
     return None
@@ -677,7 +679,12 @@ def _explain_no_room(
         (gpu, holders_of(gpu, running_names, expected_mib=ledger.claimed_on(gpu.uuid))) for gpu in promised_gpus
     ]
     holder_text = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in gpu_holders if holder is not None)
-    is_overdue = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised_gpus)
+    coming_gpus = [
+        gpu
+        for gpu in promised_gpus
+        if observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) < RELEASE_S or _fits(requirement, gpu, ledger)
+    ]
+    is_overdue = len(coming_gpus) < model.gpu_count
     return NoRoom(
         f"{reason}; memory that nobody claims is held by {holder_text}" if holder_text else reason,
         waiting=not is_overdue,

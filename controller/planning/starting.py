@@ -15,7 +15,16 @@ from controller.planning.placement import (
     place_sleeper,
     usable_hosts,
 )
-from controller.state import DesiredModel, FetchKey, OpKind, PreflightKey, PullKey, ReplicaId, ReplicaKey
+from controller.state import (
+    DesiredModel,
+    FetchKey,
+    ObservedState,
+    OpKind,
+    PreflightKey,
+    PullKey,
+    ReplicaId,
+    ReplicaKey,
+)
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
@@ -24,8 +33,7 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
     wake is woken instead, which needs nothing but room."""
     if backs_off(turn, model, index):
         return
-    key = ReplicaKey(model.name, index, model.spec_hash)
-    if any(each.kind is OpKind.SLEEP and each.id.key == key for each in turn.observed.pending.values()):
+    if _falls_asleep(turn.observed, ReplicaKey(model.name, index, model.spec_hash)):
         turn.add_blocked(index, f"{WAITING_FOR_ROOM}: it falls asleep, and is woken then", None)
         return
     placement = place_index(turn, model, index, turn.ledger)
@@ -42,6 +50,13 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
         turn.add_blocked(index, placement.reason, None, failed=not placement.waiting)
     elif is_start_checked(turn, model, index, placement.host):
         issue_start(turn, model, index, placement, "no replica at this index")
+
+
+def _falls_asleep(observed: ObservedState, key: ReplicaKey) -> bool:
+    """Return whether a replica with this key is being put to sleep, on a host that is not lost."""
+    names = [name for name, each in observed.pending.items() if each.kind is OpKind.SLEEP and each.id.key == key]
+    lost = {each.name for each in observed.replicas if each.silent == "lost"} if names else ()
+    return any(name not in lost for name in names)
 
 
 def place_index(turn: ModelTurn, model: DesiredModel, index: int, ledger: ClaimLedger) -> Placement | NoRoom:

@@ -98,8 +98,6 @@ class SeenReplica:
     """The engine's command line, program first."""
     host: str = ""
     """Name of the host that it runs on, as in `Host.name`."""
-    is_current: bool = True
-    """False: its host does not answer, and this is what was last seen there."""
 
 
 @dataclass(frozen=True, slots=True)

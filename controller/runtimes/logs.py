@@ -213,12 +213,6 @@ class EndedLogs:
         name_pattern = names_of(instance, model)
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
-    def highest_attempt(self) -> int:
-        """Return the highest attempt number among the replicas whose logs are kept, of all models; 0 if there are none.
-        Blocks."""
-        numbers = (path.stem.rpartition("-")[2] for path in self._folder.glob("*.log"))
-        return max((int(number) for number in numbers if number.isdecimal()), default=0)
-
     def log_path(self, name: str) -> Path:
         """Return the path of a replica's kept log, whether or not it exists."""
         return self._folder / f"{name}.log"
@@ -244,3 +238,11 @@ def _last(data: bytes) -> bytes:
         return data
     _, _, lines = data[-KEPT_BYTES - 1 :].partition(b"\n")
     return lines or data[-KEPT_BYTES:]
+
+
+def find_highest_attempt(folder: Path) -> int:
+    """Return the highest attempt number among the replicas of all models whose logs are kept in the state folder
+    `folder`, of this host and of those that have a folder there; 0 if there are none. Blocks."""
+    paths = (path for pattern in ("", "hosts/*/") for path in folder.glob(f"{pattern}logs/ended/*.log"))
+    numbers = (path.stem.rpartition("-")[2] for path in paths)
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)

@@ -228,7 +228,8 @@ class HttpRoutes:
 
         def join(endpoint: Endpoint) -> Endpoint:
             if spec.body is not None and "body" in endpoint.__annotations__:
-                endpoint.__annotations__["body"] = Annotated[Any, Depends(self._body_reader(spec.body, most_bytes))]
+                read_body = self._body_reader(spec.body, most_bytes)  # the handler's, and not its client's who reads
+                endpoint.__annotations__["body"] = Annotated[Any, Depends(read_body, scope="function")]
             text = spec.description or _LINE_END.sub(" ", inspect.cleandoc(endpoint.__doc__ or ""))
             arguments["description"] = "\n\n".join(filter(None, (text, codes_paragraph(codes))))
             self.app.add_api_route(spec.path, require_access(spec.access)(endpoint), **arguments)

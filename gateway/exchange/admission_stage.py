@@ -141,11 +141,13 @@ class AdmissionStage:
     when its hooks have completed the request.
     """
 
-    __slots__ = ("_checked_route", "_exchange", "serving_option", "ticket", "waits_since")
+    __slots__ = ("_checked_route", "_exchange", "_held_hooks", "serving_option", "ticket", "waits_since")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._checked_route: ModelRoute | None = None
+        self._held_hooks: Iterator[SendHook]
+        """The hooks that are left after the pause that the request is held for; set by the pause."""
         self.serving_option: ServingOption
         """How the model's engine serves the request's API. Set when the request is checked, and not before."""
         self.ticket: Ticket | None = None
@@ -262,12 +264,18 @@ class AdmissionStage:
         for hook in hooks:
             pause = hook(exchange, route, endpoint)
             if pause is not None:
+                self._held_hooks = hooks
                 exchange.wait_for(pause, _HELD, partial(self._go_on, hooks, endpoint))
                 return
         engine.send_attempt(route, endpoint)
 
     def _go_on(self, hooks: Iterator[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
-        """Go on after a pause: with the hooks that are left, or from admission if the table lacks the replica now."""
+        """Go on after a pause: with the hooks that are left, or from admission if the table lacks the replica now.
+
+        Does nothing if the slot was given up during the pause: the request goes on from admission then.
+        """
+        if self._exchange.state is not _HELD or self._held_hooks is not hooks:
+            return
         place = (endpoint.replica, endpoint.base_url, endpoint.token)
         same = (each for each in route.endpoints if (each.replica, each.base_url, each.token) == place)
         if (current := next(same, None)) is not None:  # whose figures may be others by now
@@ -423,10 +431,10 @@ class AdmissionStage:
 
     @property
     def may_be_resent(self) -> bool:
-        """Whether the request can leave its engine and be sent again: a streaming attempt is under way, the client has
-        no part of an answer, and the body is still there."""
+        """Whether the request can leave its engine and be sent again: no engine was asked yet; or a streaming attempt
+        is under way, the client has no part of an answer, and the body is still there."""
         engine = self._exchange.engine
-        return engine is not None and engine.may_be_resent
+        return self._exchange.state is _HELD or (engine is not None and engine.may_be_resent)
 
     def give_up_tokens(self) -> None:
         """Leave the engine, whose KV cache has no room for the request, and send or queue the request again.
@@ -436,7 +444,7 @@ class AdmissionStage:
         exchange, engine = self._exchange, self._exchange.engine
         if exchange.is_ended or self.ticket is None:
             return
-        if engine is None or not engine.may_be_resent:
+        if engine is None or not self.may_be_resent:
             exchange.fail_request(cache_exhausted_error(exchange.account.model))
         else:
             engine.end()

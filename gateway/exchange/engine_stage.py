@@ -308,7 +308,7 @@ class EngineStage:
 
     def __init__(self, exchange: Exchange, admission: AdmissionStage) -> None:
         self._exchange = exchange
-        self.is_paused = False
+        self.is_paused = exchange.is_client_full
         """Whether nothing is to be read from an engine, whichever attempt is under way."""
         self._admission = admission
         self._attempt: Attempt | None = None

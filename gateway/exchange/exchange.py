@@ -172,6 +172,7 @@ class Exchange:
         "goes_on",
         "hides_paths",
         "hooks",
+        "is_client_full",
         "is_stream",
         "large_body",
         "load_wait",
@@ -213,6 +214,8 @@ class Exchange:
         """The client asked for a stream, which heartbeats keep alive from now on. Set when the request is counted."""
         self.outlives_client = False
         """The request goes on when its client leaves."""
+        self.is_client_full = False
+        """The client reads more slowly than the answer is sent."""
         self.hides_paths = False
         """Others than the caller may read the answer, so its errors must not name files of the server."""
         self.session: SessionClaim | None = None
@@ -292,12 +295,14 @@ class Exchange:
 
     def client_full(self) -> None:
         """Stop reading from the engine, because the client reads more slowly than the answer is sent. Called by the
-        client's connection."""
+        client's connection, also before an engine is asked."""
+        self.is_client_full = True
         if self.engine is not None:
             self.engine.pause()
 
     def client_ready(self) -> None:
         """Read from the engine again after `client_full`. Called by the client's connection."""
+        self.is_client_full = False
         if self.engine is not None:
             self.engine.resume()
 
@@ -575,15 +580,15 @@ class Exchange:
         if self.stored_end is not None and self.stored_end.is_holding and answer.is_ended:
             self.stored_end.give_up()
             return
-        if not answer.lines:
-            self.set_header_lines(self.services.now())
-        if not answer.status:
-            if not self.account.is_round:  # the client's request, of which it is one, is refused by the same error
-                self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
-            answer.lines += self.services.lines.refusal_lines(error, self.caller)
         try:
+            if not answer.lines:
+                self.set_header_lines(self.services.now())
+            if not answer.status:
+                if not self.account.is_round:  # the client's request, of which it is one, is refused by the same error
+                    self.services.metrics.series_of(self.account.model, self.api.path).count_refused(error.entry.code)
+                answer.lines += self.services.lines.refusal_lines(error, self.caller)
             answer.send_error(error)
-        except Exception:  # a recorder's, or of what writes the stream's end: the slot must not stay taken for it
+        except Exception:  # of header lines, a recorder, or the stream's end: the slot must not stay taken for it
             request_id = answer.request_id
             logger.exception("request %s: its error was not sent", request_id, extra=tag_request(request_id))
             answer.break_off()

@@ -124,7 +124,6 @@ class FanOut:
 
     def _take_events(self, number: int, part: bytes) -> None:
         exchange = self._exchange
-        self._client.slow_round()
         if exchange.is_ended or number in self._errors:
             return
         events, error = self._answer.take_events(number, part)

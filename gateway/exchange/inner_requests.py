@@ -215,6 +215,7 @@ class RoundClient:
         by the client."""
         if self._exchange.client.handler is self._exchange:
             self._exchange.client.handler = self
+            self._is_full = self._exchange.is_client_full
 
     def let_go(self) -> None:
         """Leave the client's call. Call at the end of the exchange."""
@@ -225,13 +226,8 @@ class RoundClient:
     def begin_round(self, handler: Handler) -> None:
         """Slow `handler` down when the client is slow, from now on until `end_round`."""
         self._rounds.add(handler)
-
-    def slow_round(self) -> None:
-        """Have the rounds wait if the client has not caught up. Call whenever a part of a round has come: pausing a
-        round that is not at its engine yet has no effect."""
         if self._is_full:
-            for handler in self._rounds:
-                handler.client_full()
+            handler.client_full()
 
     def end_round(self, handler: Handler) -> None:
         """Slow `handler` down no more: its round is over, or did not begin."""
@@ -253,7 +249,8 @@ class RoundClient:
     def client_full(self) -> None:
         """Have the rounds stop reading from their engines."""
         self._is_full = True
-        self.slow_round()
+        for handler in self._rounds:
+            handler.client_full()
 
     def client_ready(self) -> None:
         """Have the rounds read from their engines again."""

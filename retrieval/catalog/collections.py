@@ -91,10 +91,12 @@ def has_visible(db: sqlite3.Connection) -> bool:
 
 def list_missing(db: sqlite3.Connection, number: int, limit: int, after: int = 0) -> list[int]:
     """Return the numbers of up to `limit` visible versions above `after` that are not noted as being in the collection,
-    oldest first. Blocks; raises sqlite3.Error if the catalog fails."""
+    oldest first. A document whose version is not there is left out: nothing could ever be written of it. Blocks; raises
+    sqlite3.Error if the catalog fails."""
     rows = db.execute(
         "SELECT live FROM documents WHERE live > ? AND NOT EXISTS "
-        "(SELECT 1 FROM indexed i WHERE i.collection = ? AND i.version = live) ORDER BY live LIMIT ?",
+        "(SELECT 1 FROM indexed i WHERE i.collection = ? AND i.version = live) "
+        "AND EXISTS (SELECT 1 FROM versions v WHERE v.number = live) ORDER BY live LIMIT ?",
         (after, number, limit),
     )
     return [row[0] for row in rows]

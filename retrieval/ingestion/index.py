@@ -293,7 +293,7 @@ class Index:
                 for number in missing:
                     if await self._write(collection, number):
                         written.append(number)  # noqa: PERF401 - what is written before a failure counts
-            except PASSING:
+            except Exception:
                 if written:
                     with contextlib.suppress(*PASSING):  # the first one is raised
                         await self._note_written(collection, written)

@@ -207,12 +207,14 @@ class IngestionPipeline:
 
         A cancellation waits until the versions in work have stopped; the next start queues them again. After an error
         of the catalog, the work is tried again, and the error is logged; the end of a try that could not be written is
-        written as soon as that is possible. Only an error at the very beginning is raised (sqlite3.Error).
+        written as soon as that is possible. Only an error at the very beginning is raised (sqlite3.Error), and one that
+        ends the publication of versions.
         """
         await self._catalog.write(restart_versions)
         publishing = asyncio.create_task(self._publisher.run())
+        publishing.add_done_callback(lambda _: self._wake.set())
         try:
-            while True:
+            while not publishing.done():
                 self._is_claiming = True
                 self._wake.clear()
                 try:
@@ -224,6 +226,7 @@ class IngestionPipeline:
                 self._is_claiming = False
                 self._publisher.look()
                 await self._sleep(delay)
+            publishing.result()  # only a defect ends it: without it, nothing becomes visible any more
         finally:
             tasks = [publishing, *self._tasks]
             for task in tasks:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import httpx2
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.client.subscriptions import ListenNotSupportedError
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -579,7 +579,7 @@ class ServerConnection:
                         self._wake.set()
             except ListenNotSupportedError:
                 return
-            except (MCPError, SubscriptionLost, TimeoutError, RuntimeError):
+            except Exception:  # noqa: BLE001 - whatever a server makes of the library: it is tried again
                 delay_s = min(REFRESH_S, 2 * delay_s)
             self._wake.set()  # what it told meanwhile was missed
             await asyncio.sleep(delay_s)

@@ -4,11 +4,26 @@ decides nothing, and does not look into what it carries.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from controller.runtimes.base import RuntimeUnavailableError
+
+log = logging.getLogger(__name__)
+
+
+async def repeat_work(work: Callable[[], Awaitable[None]], name: str, pause_s: float) -> None:
+    """Do `work` until cancelled: begin it anew `pause_s` seconds after each end. An exception is logged, as that of
+    the work `name`; nobody else would miss it."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("%s failed, and is begun anew", name)
+        await asyncio.sleep(pause_s)
 
 
 class HostSilentError(RuntimeUnavailableError):

@@ -8,11 +8,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from controller.runtimes.base import Runtime
-from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, HostSilentError
+from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, HostSilentError, repeat_work
 from controller.runtimes.cluster.host_service import HostService
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import TRANSFERS_SOCKET, ControllerSettings
@@ -85,8 +85,10 @@ class LocalCarrier:
     async def start(self) -> None:
         """Begin the heartbeats."""
         for name, host in self._hosts.items():
-            self._tasks.append(asyncio.create_task(self._beat(name, host)))
-            self._tasks.append(asyncio.create_task(self._follow_runtime(name, host.service.runtime)))
+            works = {"beats": partial(self._beat, name, host), "events": partial(self._follow_runtime, name, host)}
+            for what, work in works.items():
+                task = asyncio.create_task(repeat_work(work, f"following the {what} of host {name}", self.heartbeat_s))
+                self._tasks.append(task)
 
     async def _beat(self, name: str, host: _LocalHost) -> None:
         was_away = True
@@ -99,9 +101,9 @@ class LocalCarrier:
             was_away = is_away
             await asyncio.sleep(self.heartbeat_s)
 
-    async def _follow_runtime(self, name: str, runtime: Runtime) -> None:
-        async for _ in runtime.watch_events():
-            if not self._hosts[name].is_away:
+    async def _follow_runtime(self, name: str, host: _LocalHost) -> None:
+        async for _ in host.service.runtime.watch_events():
+            if not host.is_away:
                 self._note_change(name)
 
     def _note_change(self, name: str) -> None:

@@ -56,6 +56,7 @@ from controller.runtimes.cluster.carrier import (
     HostCarrier,
     HostRefusedError,
     HostSilentError,
+    repeat_work,
 )
 from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
@@ -196,7 +197,9 @@ class ClusterRuntime:
         await self._carrier.start()
         await asyncio.to_thread(self._read_file)
         self._began_at = self._clock()
-        self._tasks = [asyncio.create_task(self._follow_carrier()), asyncio.create_task(self._follow_heartbeats())]
+        works = {"hearing of hosts": self._follow_carrier, "the look at heartbeats": self._follow_heartbeats}
+        pause_s = self._carrier.heartbeat_s
+        self._tasks = [asyncio.create_task(repeat_work(work, name, pause_s)) for name, work in works.items()]
         for _ in range(60):
             if all(host.last_heard is not None or host.refusal is not None for host in self._carrier.list_hosts()):
                 break
@@ -240,8 +243,11 @@ class ClusterRuntime:
             log.warning("%s cannot be written: %s", self._file, error)
 
     async def _follow_carrier(self) -> None:
-        async for _ in self._carrier.watch():
-            self._notify()
+        try:
+            async for _ in self._carrier.watch():
+                self._notify()
+        finally:
+            self._notify()  # of what is missed until it is followed again
 
     async def _follow_heartbeats(self) -> None:
         """Wake the rounds as soon as a host's heartbeats are missing, and then from time to time until it is heard
@@ -322,7 +328,7 @@ class ClusterRuntime:
 
     async def list_replicas(self) -> list[SeenReplica]:
         """Return every replica of every host, each with its host. Of a host that does not answer in time, those that
-        were seen last, with `is_current` false. Raises RuntimeUnavailableError only if no host was ever heard."""
+        were seen last; see `read_hosts`. Raises RuntimeUnavailableError only if no host was ever heard."""
         await self._open()
         asked_at, self._model_paths = time.monotonic(), self.list_model_paths()
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
@@ -334,11 +340,7 @@ class ClusterRuntime:
             problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)
             raise RuntimeUnavailableError(f"no host answers: {problems or 'none has joined'}")
         await self._keep_replicas()
-        return [
-            replica if known.asked_at >= asked_at and known.problem is None else replace(replica, is_current=False)
-            for _, known in sorted(self._hosts.items())
-            for replica in known.replicas.values()
-        ]
+        return [replica for _, known in sorted(self._hosts.items()) for replica in known.replicas.values()]
 
     async def _look_at(self, host: str, asked_at: float) -> None:
         """Ask a host for its word, not before `asked_at`, and wait for it as long as a round may."""
@@ -362,6 +364,10 @@ class ClusterRuntime:
         except (RuntimeUnavailableError, ValueError) as error:
             # A reason is a sentence without its subject.
             known.note_problem(str(error).removeprefix(f"host {host} "), is_refused=isinstance(error, HostRefusedError))
+            return
+        except Exception as error:
+            log.exception("the look at host %s failed", host)
+            known.note_problem(f"asking it failed: {error!r}")
             return
         if seen.replicas is None:
             known.note_problem(f"its runtime does not answer: {seen.error}")
@@ -677,20 +683,28 @@ class ClusterRuntime:
 
     async def expel_host(self, name: str) -> None:
         """Forget a host for good, with what ran there: it is no longer listed, and is refused if it comes back. Raises
-        HostRefusedError if it answers, or if there is no such host."""
+        HostRefusedError if it says what runs there, or did less than three heartbeats ago, or if there is no such
+        host."""
         await self._open()
         try:
-            await self._ask(name, "observe", ObserveRequest(), HostObservation, ROUND_WAIT_S)
-        except HostSilentError:
-            carried = next((each for each in self._list_hosts() if each.name == name), None)
-            if carried is not None and not self._is_overdue(carried):
-                raise HostRefusedError(f"host {name} is slow, and its heartbeats arrive: it is not forgotten") from None
-            await self._carrier.expel(name)
-            self._list_hosts()
-            log.warning("host %s is forgotten", name)
-            self._notify()
-            return
-        raise HostRefusedError(f"host {name} answers: drain it, and end Roundhouse there, before it is forgotten")
+            seen = await self._ask(name, "observe", ObserveRequest(), HostObservation, ROUND_WAIT_S)
+        except HostSilentError as error:
+            problem = str(error)
+        else:
+            if seen.replicas is not None:
+                words = "drain it, and end Roundhouse there, before it is forgotten"
+                raise HostRefusedError(f"host {name} answers: {words}")
+            problem = f"its runtime does not answer: {seen.error}"
+        carried = next((each for each in self._list_hosts() if each.name == name), None)
+        if carried is not None:
+            known = self._hosts[name]
+            known.note_problem(problem)
+            if self._judge_host(carried, known, self._clock())[0] is HostState.READY:
+                raise HostRefusedError(f"host {name} is slow, and its heartbeats arrive: it is not forgotten")
+        await self._carrier.expel(name)
+        self._list_hosts()
+        log.warning("host %s is forgotten", name)
+        self._notify()
 
     async def close(self) -> None:
         """End `watch_events`, and close the carrier. Engines go on running."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from typing import Any, Final
 from retrieval.vector_store.base import CollectionSpec, VectorStoreError
 from retrieval.vector_store.edge.frames import encode_frame, receive_frame
 from retrieval.vector_store.tokenizer import dump_options
+
+logger = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 30.0
 """How long a process may take to write what is pending."""
@@ -117,15 +120,20 @@ class ShardConnection:
         try:
             while True:
                 answer = await receive_frame(self._reader)
-                answered = self._waiting.popleft()
+                answered = self._waiting[0]
                 if answered.done():  # its caller gave up
-                    continue
-                if "error" in answer:
+                    pass
+                elif "error" in answer:
                     answered.set_exception(VectorStoreError(f"the vector store failed: {answer['error']}"))
                 else:
                     answered.set_result(answer["result"])
+                self._waiting.popleft()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except Exception:
+            logger.exception("an answer of the vector store's process cannot be read; the process is ended")
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         code = await self._process.wait()
         self._ended = f"the vector store's process ended ({describe_exit(code)})"
         self._writer.close()

@@ -88,6 +88,16 @@ async def test_a_large_message_counts_as_memory_and_then_the_history_till_the_en
     await until("nothing counts", lambda: budget.used_bytes == 0)
 
 
+async def test_a_message_whose_answer_has_begun_counts_as_what_is_left_of_it(site: Site, client: Socket) -> None:
+    budget = site.gateway.app.inference.body_budget
+    site.engine.release.clear()
+    await client.send(input="x" * 300_000, fault="pause_until_release")
+    await until("it counts as decoded, and no more", lambda: 2 * 300_000 < budget.used_bytes < 3 * 300_000)
+    site.engine.release.set()
+    await client.connection.close()
+    await until("nothing counts", lambda: budget.used_bytes == 0)
+
+
 async def test_a_client_that_has_not_read_its_answer_is_given_no_other() -> None:
     sent, turns = Sent(), list[Any]()
     opened = SimpleNamespace(take_body=lambda _: None, client_full=lambda: None, client_ready=lambda: None)

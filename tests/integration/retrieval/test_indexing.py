@@ -216,6 +216,15 @@ async def test_what_is_deleted_or_replaced_before_its_flush_is_never_visible(tmp
         assert harness.retrieval.pipeline.published == 2
 
 
+async def test_a_program_that_can_publish_nothing_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.ingestion.pipeline.flush_delay_s", lambda *_, **__: dict[str, float]()["a defect"])
+    async with retrieval_harness(tmp_path, fails=True) as harness:
+        await harness.request("POST", "/v1/documents", {"text": "A fox."}, tenant="alice")
+        await asyncio.wait_for(harness.retrieval.has_failed.wait(), 10)
+
+
 async def test_a_lost_index_is_filled_with_a_flush_for_many_documents(tmp_path: Path) -> None:
     async with retrieval_harness(tmp_path) as harness:
         for number in range(20):
@@ -250,6 +259,20 @@ async def test_what_was_filled_before_a_failure_is_not_written_again(
         models.requests.clear()
         await until("the rest is written", lambda: not harness.retrieval.index.missing)
         assert sorted(texts for _, texts, _ in models.requests) == [[f"Fox {number}."] for number in (7, 8, 9)]
+
+
+async def test_what_was_filled_before_a_defect_is_known_at_the_next_start(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as harness:
+        for number in range(3):
+            await harness.add(f"Fox {number}.", str(number))
+
+    def fail(points: Sequence[Point]) -> None:
+        if points[0].text == "Fox 2.":
+            raise RuntimeError("a defect")
+
+    async with retrieval_harness(tmp_path, fails=True, store=MemoryVectorStore(on_upsert=fail)) as harness:
+        await asyncio.wait_for(harness.retrieval.has_failed.wait(), 10)
+        assert harness.retrieval.index.missing == 1
 
 
 async def test_a_document_that_the_model_refuses_is_in_no_reindex_s_way(tmp_path: Path) -> None:
@@ -328,6 +351,22 @@ async def test_a_build_does_not_go_on_for_ever_with_a_collection_that_was_made_a
         await index.replace_lost()
         models.gate.set()
         await until("it serves", lambda: not index.building, deadline_s=10)
+        assert await harness.texts("fox") == ["A fox."]
+
+
+async def test_a_document_whose_version_is_not_there_keeps_no_build_from_its_end(tmp_path: Path) -> None:
+    """As a damaged catalog has it: a build looked for the version again and again, without a pause."""
+    async with retrieval_harness(tmp_path) as harness:
+        await harness.add("A fox.", "d")
+        dangling = (
+            "INSERT INTO documents (tenant, space, id, created_at, live, newest) VALUES ('t', '', 'x', 1, 99, 99)"
+        )
+        await harness.retrieval.catalog.write(lambda db: db.execute(dangling))
+        index = harness.retrieval.index
+        name = present(index.active).name
+        await asyncio.wait_for(index.reindex(), 10)
+        assert (present(index.active).name != name, index.building) == (True, None)
+        await index.fill()
         assert await harness.texts("fox") == ["A fox."]
 
 

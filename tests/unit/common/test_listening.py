@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common import listening
-from common.internal_server import open_listener
+from common.internal_server import ListeningServer, open_listener
 from common.listening import (
     HostAddress,
     ListenError,
@@ -25,6 +25,7 @@ from common.listening import (
 )
 from common.program_client import ProgramAddress
 from tests.support.ports import free_port
+from tests.support.wait import until
 
 ELSEWHERE = "203.0.113.1"
 """An address of no machine (RFC 5737)."""
@@ -221,3 +222,15 @@ def test_the_token_is_read_each_time_and_shown_on_ports_alone(tmp_path: Path) ->
         file.write_text(token + "\n")
         assert port.read_headers() == {"x-roundhouse-gateway-token": token}
     assert ProgramAddress.parse("unix:/run/c.sock", file).read_headers() == {}
+
+
+async def test_what_ends_a_server_or_its_watch_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s"
+    server = ListeningServer(None, path, open_listener(path))
+    monkeypatch.setattr("common.internal_server.RECHECK_S", 0)
+    monkeypatch.setattr("common.internal_server._inode_of", lambda _: dict[str, int]()["a defect"])
+    await until("the watch has failed", lambda: "a defect" in caplog.text)
+    await server.close()
+    assert "not served any more" in caplog.text

@@ -10,6 +10,7 @@ import re
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -295,6 +296,27 @@ def test_lines_that_a_stalled_reader_does_not_take_are_counted_for_it(pipe: Pipe
     assert writer.write_line("three")
     assert writer.write_line("four")
     assert pipe.read() == "roundhouse: 2 lines were lost here: nobody took them\nthree\nfour\n"
+
+
+def test_who_has_the_room_taken_from_it_does_not_block(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, look = LineWriter(pipe.stream, patience_s=0), LineWriter._has_room
+
+    def lose_race(self: LineWriter, descriptor: int) -> bool:
+        monkeypatch.setattr(LineWriter, "_has_room", look)
+        pipe.fill()  # another program, between the look and the write
+        return True
+
+    monkeypatch.setattr(LineWriter, "_has_room", lose_race)
+    writing = threading.Thread(target=writer.write_line, args=("one",))
+    writing.start()
+    writing.join(5)
+    is_blocked = writing.is_alive()
+    pipe.read()
+    writing.join()
+    assert not is_blocked
+    assert os.get_blocking(pipe.stream.fileno()), "others write to it, too"
+    assert writer.write_line("two")
+    assert pipe.read().endswith("two\n")
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])

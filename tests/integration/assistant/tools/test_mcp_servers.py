@@ -11,13 +11,14 @@ import re
 import socket
 import time
 import tracemalloc
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 from aiohttp import web
 
-from assistant.tools.mcp_client.server_connection import RECEIVE_BUFFER_BYTES
+from assistant.tools.mcp_client.server_connection import RECEIVE_BUFFER_BYTES, ServerConnection
 from contract.tools import McpServerRoute, ToolRoute
 from tests.fakes.fake_mcp_server import (
     FakeMcpServer,
@@ -610,3 +611,16 @@ def receive_buffers_of_connections_to(port: int) -> list[int]:
             with socket.socket(fileno=os.dup(connection.fd)) as duplicate:
                 sizes.append(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
     return sizes
+
+
+async def test_an_error_that_nobody_foresaw_does_not_end_the_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assistant.tools.mcp_client.server_connection.FEWEST_REFRESH_S", 0.0)
+    connection, tries = ServerConnection.__new__(ServerConnection), [OSError("reset"), asyncio.CancelledError()]
+    connection._wake = asyncio.Event()
+
+    def listen(**_: bool) -> Any:
+        raise tries.pop(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await connection._listen(cast("Any", SimpleNamespace(listen=listen)))
+    assert (tries, connection._wake.is_set()) == ([], True), "what was missed is looked up"

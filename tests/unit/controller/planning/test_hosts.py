@@ -24,6 +24,8 @@ from controller.state import (
     ModelTraffic,
     ObservedReplica,
     ObservedState,
+    OpKind,
+    PendingOp,
     Phase,
     PreflightKey,
     PreflightResult,
@@ -199,6 +201,9 @@ def test_a_gpu_is_named_with_its_host_where_its_index_is_not_clear() -> None:
         Placement({"GPU-b1": 400}, host="b"),
     ]  # fmt: skip
     assert place(replace(chosen[0], hosts=("b",)), a, b) == Placement({"GPU-b0": 400}, host="b")
+    for state in (HostState.SILENT, HostState.LOST, HostState.DRAINING):
+        assert place(chosen[0], replace(a, state=state), b) == refusal, "it comes back"
+    assert place(chosen[0], replace(a, state=HostState.REFUSED), b) == Placement({"GPU-b0": 400}, host="b")
 
 
 def test_hosts_are_chosen_by_name_or_label() -> None:
@@ -288,6 +293,23 @@ def test_what_is_silent_keeps_its_place_until_its_host_is_lost() -> None:
     assert planned(None, replica(0, "b", silent="lost"), hosts=(A, lost)) == (), "it is stopped once it answers"
     edited = replace(ONE, spec_hash="new")
     assert planned(edited, replica(0, "b", silent="silent"), hosts=(A, gone)) == ()
+
+
+def test_who_falls_asleep_on_a_lost_host_is_not_waited_for() -> None:
+    gone = replica(0, "b", silent="lost")
+    pending = {gone.name: PendingOp(OpKind.SLEEP, gone.id, began_at=NOW - 5, host="b")}
+    assert starts(planned(ONE, gone, hosts=(A, replace(B, state=HostState.LOST)), pending=pending)) == [(0, "a")]
+    assert planned(ONE, replica(0, "b"), pending=pending) == ()
+
+
+def test_memory_that_nobody_releases_is_not_waited_for_beside_one_that_is_released() -> None:
+    """Else another host would make no room for as long as a release may take."""
+    a, b = replace(A, gpus=gpus("a", 900, 900)), replace(B, gpus=gpus("b", 900, 900))
+    two = replace(ON_GPU, gpu_count=2)
+    for left, waits in ((["GPU-a1"], False), (["GPU-a0", "GPU-a1"], True)):
+        found = place(two, a, b, left_at=dict.fromkeys(left, NOW - 1))
+        assert isinstance(found, NoRoom)
+        assert (found.waiting, found.is_releasing) == (waits, waits)
 
 
 def test_of_two_at_one_place_the_one_that_served_meanwhile_stays() -> None:

@@ -97,9 +97,9 @@ async def test_a_replica_is_started_where_it_was_asked_for_and_ended_there(clust
     await cluster.runtime.start_replica(first := request("a", 0, host_a=100))
     await cluster.runtime.start_replica(second := request("b", 1, host_b=200))
     seen = await list_by_name(cluster.runtime)
-    assert {name: (each.host, each.claims, each.is_current) for name, each in seen.items()} == {
-        first.name: ("a", {"host:a": 100}, True),
-        second.name: ("b", {"host:b": 200}, True),
+    assert {name: (each.host, each.claims) for name, each in seen.items()} == {
+        first.name: ("a", {"host:a": 100}),
+        second.name: ("b", {"host:b": 200}),
     }
     assert cluster.fakes["b"].replicas[second.name].claims == {"host": 200}, "a host does not know its name"
     await cluster.runtime.stop_replica(second.name, 1.0)
@@ -201,10 +201,9 @@ async def test_what_runs_on_a_silent_host_is_unknown_and_not_gone(cluster: Clust
     cluster.carrier.set_switch("b", switch)
     if switch == GONE:  # the other lets the first question hang
         assert (await cluster.host("b")).state is HostState.READY, "heartbeats are not missing yet"
-    assert not (await list_by_name(cluster.runtime))[away.name].is_current
+    assert away.name in await list_by_name(cluster.runtime)
     await cluster.silence("b", switch)
-    seen = await list_by_name(cluster.runtime)
-    assert [(each.host, each.is_current) for each in seen.values()] == [("a", True), ("b", False)]
+    assert [each.host for each in (await list_by_name(cluster.runtime)).values()] == ["a", "b"]
     with pytest.raises(HostSilentError, match="host b"):
         await cluster.runtime.stop_replica(away.name, 1.0)
     with pytest.raises(HostSilentError, match="host b"):
@@ -264,11 +263,11 @@ async def test_a_slow_host_holds_a_round_for_a_second_and_its_word_counts_later(
     began_at = time.monotonic()
     seen = await list_by_name(cluster.runtime)
     assert time.monotonic() - began_at < 0.25
-    assert (seen[started.name].phase, seen[started.name].is_current) == (Phase.RUNNING, False)
+    assert seen[started.name].started_at is None, "it was started, and the host has not shown it yet"
     assert (await cluster.runtime.read_hosts())[1].state is HostState.READY, "its heartbeats arrive"
     await asyncio.wait_for(anext(changes), 1)
     cluster.carrier.set_switch("b", HERE)
-    assert (await list_by_name(cluster.runtime))[started.name].is_current
+    assert (await list_by_name(cluster.runtime))[started.name].started_at is not None
 
 
 async def test_a_word_that_was_asked_for_before_a_start_does_not_undo_it(cluster: Cluster) -> None:
@@ -311,7 +310,7 @@ async def test_the_next_controller_knows_what_ran_on_a_host_that_is_silent_then(
     runtime = ClusterRuntime(later, kind="fake", file=file)
     async with closing(runtime):
         [seen] = await runtime.list_replicas()
-        assert (seen.name, seen.host, seen.claims, seen.is_current) == (started.name, "b", {"host:b": 100}, False)
+        assert (seen.name, seen.host, seen.claims) == (started.name, "b", {"host:b": 100})
         host = (await runtime.read_hosts())[1]
         assert host.state is HostState.SILENT
         assert host.last_heard is not None
@@ -350,7 +349,52 @@ async def test_a_host_whose_runtime_does_not_answer_is_silent_and_heartbeats_do_
     assert host.reason == "its runtime does not answer: the daemon is down"
     assert host.last_heard is not None
     assert host.last_heard < time.time() - 2 * BEAT_S
-    assert not (await list_by_name(cluster.runtime))[started.name].is_current
+    assert started.name in await list_by_name(cluster.runtime)
+    cluster.fakes["a"].unavailable = "it has just stopped answering"
+    with pytest.raises(HostRefusedError, match="host a is slow"):
+        await cluster.runtime.expel_host("a")
+    await cluster.runtime.expel_host("b")
+    assert [each.name for each in await cluster.runtime.read_hosts()] == ["a"]
+
+
+async def test_what_follows_the_hosts_goes_on_after_an_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A defect of a carrier or a runtime may not leave rounds without events for ever."""
+    broken = [(cluster.carrier, "watch"), (cluster.fakes["b"], "watch_events"), (cluster.runtime, "_is_overdue")]
+    works = [getattr(*each) for each in broken]
+
+    def fail_once(number: int) -> Any:
+        def fail(*arguments: Any) -> Any:
+            monkeypatch.setattr(*broken[number], works[number])
+            raise KeyError(broken[number][1])
+
+        return fail
+
+    for number, each in enumerate(broken):
+        monkeypatch.setattr(*each, fail_once(number))
+    await cluster.runtime.list_replicas()
+    await until("all have failed", lambda: caplog.text.count("is begun anew") == 3)
+    await asyncio.sleep(3 * BEAT_S)
+    changes = cluster.runtime.watch_events()
+    woken = asyncio.ensure_future(anext(changes))
+    await asyncio.sleep(0)
+    cluster.carrier._note_change("b")
+    await asyncio.wait_for(woken, 1)
+    assert not any(task.done() for task in (*cluster.runtime._tasks, *cluster.carrier._tasks))
+
+
+async def test_a_look_at_a_host_that_fails_is_a_reason_and_no_silence_of_ours(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.runtime.list_replicas()
+
+    async def fail(*_: object) -> bytes:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(cluster.carrier, "call", fail)
+    await cluster.silence("b", HERE)
+    assert (await cluster.host("b")).reason == "asking it failed: KeyError('a defect')"
 
 
 async def test_what_a_runtime_raises_there_is_raised_here(cluster: Cluster) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
+import httpx
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from contract.errors import RoundhouseError
@@ -77,3 +80,23 @@ def test_access_parameters_body_and_codes_follow_from_the_spec() -> None:
         },
         "required": ["names"],
     }
+
+
+async def test_the_memory_of_a_body_is_given_back_before_its_answer_is_read() -> None:
+    app, budget, seen = FastAPI(), BodyBudget(2**24), list[bool]()
+    spec = RouteSpec("POST", "/things", "Things", body={"type": "object"}, access="admin", tag="models")
+
+    @HttpRoutes(app, 2**20, budget).add(spec, response_class=StreamingResponse)
+    async def make_things(body: Any) -> StreamingResponse:
+        """Makes things."""
+
+        async def answer() -> AsyncIterator[bytes]:
+            seen.append(budget.used_bytes > 0)
+            yield b"{}"
+
+        seen.append(budget.used_bytes > len(body["text"]))
+        return StreamingResponse(answer())
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert (await client.post("/things", json={"text": "x" * 500_000})).content == b"{}"
+    assert seen == [True, False]

@@ -326,6 +326,56 @@ async def test_a_replica_that_leaves_the_table_while_a_hook_waits_is_not_asked(s
     assert site.services.admission.slots_in_use == {"m-0": 1}
 
 
+async def test_a_held_request_whose_tokens_others_need_is_queued_and_then_sent_once(site: Site) -> None:
+    """It loses nothing, and is not refused in the place of one that an engine answers."""
+    model = route("m", URLS[:1], target_inflight=2)
+    [endpoint] = model.endpoints
+    site.publish(model.model_copy(update={"endpoints": (endpoint.model_copy(update={"kv_cache_tokens": 1024}),)}))
+    running = site.open(NO_HOOKS, stream=True)
+    futures, asked = [new_future(), new_future()], list[str]()
+
+    def wait(_exchange: Exchange, _route: ModelRoute, endpoint: Endpoint) -> Pause:
+        asked.append(endpoint.base_url)
+        return Pause(futures[len(asked) - 1])
+
+    held = site.open(ExchangeHooks(before_send=(wait,)), stream=True)
+    assert held.exchange.state is ExchangeState.HELD
+    site.engine_call.begin_stream(*["x"] * 1000)
+    assert (running.exchange.state.name, held.exchange.state.name) == ("ANSWERING", "QUEUED")
+    site.engine_call.end_stream()
+    assert (held.exchange.state.name, len(asked)) == ("HELD", 2)
+    futures[0].set_result(None)
+    await asyncio.sleep(0)
+    assert (held.exchange.state.name, len(site.engines.calls)) == ("HELD", 1), "that pause was of the slot it lost"
+    futures[1].set_result(None)
+    await asyncio.sleep(0)
+    assert (held.exchange.state.name, len(site.engines.calls)) == ("SENT", 2)
+
+
+@pytest.mark.parametrize("change", [{"token": "sk-2"}, {"replica": "m-1"}, {"kv_cache_tokens": 4096}])
+async def test_a_held_request_is_sent_to_its_replica_as_the_table_has_it_then(
+    site: Site, change: dict[str, Any]
+) -> None:
+    """Another token or name is another engine, and admission is asked again; other figures are not."""
+    publish_state(site, ModelState.LOADED, URLS[0])
+    future, seen = new_future(), list[Endpoint]()
+
+    def wait(_exchange: Exchange, _route: ModelRoute, endpoint: Endpoint) -> Pause | None:
+        seen.append(endpoint)
+        return Pause(future)
+
+    hooks = ExchangeHooks(before_send=(wait, lambda _exchange, _route, endpoint: seen.append(endpoint)))
+    client = site.open(hooks)
+    model = route("m", URLS[:1], target_inflight=1)
+    changed = model.endpoints[0].model_copy(update=change)
+    site.publish(model.model_copy(update={"endpoints": (changed,)}))
+    future.set_result(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    is_same = "kv_cache_tokens" in change
+    assert (client.exchange.state.name, seen[1:]) == ("SENT", [changed] * (1 if is_same else 2))
+
+
 @pytest.mark.parametrize("kind", ["on_request", "before_send"])
 async def test_a_pause_ends_with_the_model_as_it_is_then(site: Site, kind: str) -> None:
     future = new_future()
@@ -426,6 +476,17 @@ async def test_a_client_that_is_full_slows_the_attempts_that_follow_too(site: Si
     assert not site.engine_call.is_paused
 
 
+async def test_a_client_that_was_full_before_an_engine_was_asked_slows_it_down(site: Site) -> None:
+    future = new_future()
+    client = site.open(ExchangeHooks(on_request=(pause_on(future),)), stream=True)
+    client.exchange.client_full()
+    future.set_result(None)
+    await asyncio.sleep(0)
+    assert site.engine_call.is_paused
+    client.exchange.client_ready()
+    assert not site.engine_call.is_paused
+
+
 async def test_an_answer_that_the_gateway_fails_on_is_no_fault_of_its_replica(site: Site) -> None:
     def fail(part: bytes) -> None:
         if b"two" in part:
@@ -451,6 +512,16 @@ async def test_a_recorder_that_fails_at_an_error_keeps_no_slot(site: Site) -> No
     client.exchange.fail_request(REFUSED)
     assert (client.exchange.is_ended, site.services.admission.slots_in_use) == (True, {})
     assert not client.connection.transport.is_open, "its answer has no end"
+
+
+async def test_header_lines_that_fail_keep_no_slot(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    future = new_future()
+    client = site.open(ExchangeHooks(before_send=(pause_on(future),)))
+    client.exchange.answer.lines = b""
+    monkeypatch.setattr(Exchange, "set_header_lines", lambda *_: dict[str, None]()["a defect"])
+    client.exchange.fail_request(REFUSED)
+    assert (client.exchange.is_ended, site.services.admission.slots_in_use) == (True, {})
+    assert not client.connection.transport.is_open
 
 
 # What hooks may do
@@ -581,6 +652,7 @@ class Recorder:
         self.told: list[str] = []
         self.client: Any = self
         self.handler: Any = self
+        self.is_client_full = False
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.told.append(name)
@@ -593,21 +665,23 @@ def test_the_pace_of_the_client_is_the_rounds() -> None:
     client.follow_client()
     assert exchange.handler is client
     client.begin_round(first)
-    client.slow_round()
     assert first.told == []
     client.client_full()
     client.end_round(first)
     client.client_full()
     client.begin_round(second)
-    client.slow_round()
     client.client_ready()
-    client.slow_round()
     assert (first.told, second.told) == (["client_full"], ["client_full", "client_ready"])
     client.client_gone()
     client.let_go()
     assert (exchange.told, exchange.handler is None) == (["client_gone"], True)
     # Another handler of the call stays.
     client.follow_client()
+    exchange.is_client_full = True  # since before the rounds
+    exchange.handler, third = exchange, Recorder()
+    client.follow_client()
+    client.begin_round(third)
+    assert third.told == ["client_full"]
     exchange.handler = other = object()
     client.follow_client()
     client.let_go()

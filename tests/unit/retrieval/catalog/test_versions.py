@@ -99,6 +99,8 @@ def test_searches_claims_and_deletions_read_no_versions_of_others(tmp_path: Path
     for look in (count_states, count_chunks, oldest_accepted_at, lambda db: list_missing(db, 1, 64)):
         found = plans(db, look)
         assert found
+        of_one = "SEARCH v USING INTEGER PRIMARY KEY (rowid=?)"  # whether the one that is missing is there
+        found = [step for step in found if step != of_one]
         assert [step for step in found if " INDEX versions_" not in step and "documents_visible" not in step] == []
     # In the order of the index: the first entry is the one.
     assert plans(db, next_retry_at) == ["SCAN versions USING INDEX versions_waiting"]

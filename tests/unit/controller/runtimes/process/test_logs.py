@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.runtimes.logs import KEPT_LOGS, TAIL_BYTES, EndedLogs, plain_tail
+from controller.runtimes.logs import KEPT_LOGS, TAIL_BYTES, EndedLogs, find_highest_attempt, plain_tail
 from controller.runtimes.process.logs import ProcessLogs
 from tests.support.small_disk import no_space
 
@@ -146,12 +146,14 @@ def test_an_old_log_that_cannot_be_deleted_stops_nothing(
 
 
 def test_the_highest_attempt_of_kept_logs_is_known(tmp_path: Path) -> None:
-    logs = ProcessLogs(tmp_path, 1000)
-    assert EndedLogs(tmp_path / "nowhere").highest_attempt() == logs.ended_logs.highest_attempt() == 0
+    here, there = (EndedLogs(tmp_path / folder / "logs" / "ended") for folder in ("", "hosts/a"))
+    assert find_highest_attempt(tmp_path) == 0
     for name in ("rh-a-m-0-12345678-9", "rh-a-m-0-87654321-10", "rh-a-other-1-12345678-3"):
-        logs.ended_logs.save_log(name, b"x")
-    (tmp_path / "ended" / "notes.log").write_text("of somebody else")
-    assert logs.ended_logs.highest_attempt() == 10
+        here.save_log(name, b"x")
+    (tmp_path / "logs" / "ended" / "notes.log").write_text("of somebody else")
+    assert find_highest_attempt(tmp_path) == 10
+    there.save_log("rh-a-m-0-12345678-11", b"x")
+    assert find_highest_attempt(tmp_path) == 11, "the hosts' numbers are the same row"
 
 
 def test_a_log_shows_whether_somebody_still_writes_to_it(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import os
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from retrieval.vector_store.edge.collection import (
     list_collection_folders,
     lock_store,
 )
+from retrieval.vector_store.edge.connection import ShardConnection, ShardEndedError
 from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, encode_vector, read_frame, receive_frame
 from retrieval.vector_store.tokenizer import Bm25Options
 from tests.support.small_disk import no_space
@@ -211,3 +214,14 @@ def test_what_is_no_file_is_not_copied(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):
         copy_sparse_file(str(tmp_path / "pipe"), str(tmp_path / "copy"))
+
+
+async def test_a_process_whose_answer_cannot_be_read_is_ended_and_nobody_waits_for_it() -> None:
+    said = encode_frame({"neither": "a result nor an error"})
+    program = f"import sys, time; sys.stdout.buffer.write({said!r}); sys.stdout.flush(); time.sleep(60)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE, stdout=PIPE)
+    connection = ShardConnection(process)
+    with pytest.raises(ShardEndedError, match="process ended"):
+        async with asyncio.timeout(20):
+            await connection.request({"op": "count"})
+    assert process.returncode is not None
