@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +73,15 @@ class ListeningServer:
     (`RECHECK_S`). Connections made through the old file continue.
     """
 
-    def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:
+    def __init__(
+        self,
+        app: Any,
+        address: Path | tuple[str, int],
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls`: None for connections that are not encrypted."""
+        self._tls = tls
         self._app = LingeringApp(app)
         self._address = address
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
@@ -85,6 +94,8 @@ class ListeningServer:
 
     def _serve(self, listener: socket.socket) -> None:
         config = uvicorn.Config(self._app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
+        config.load()
+        config.ssl = self._tls
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         task.add_done_callback(_log_failure)

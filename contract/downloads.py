@@ -5,18 +5,26 @@
 | `POST /inspect` | `DownloadOrder` | `Inspection`: what the reference resolves to now. Nothing is stored |
 | `POST /ranges` | `RangeOrder` | bytes of one file of the source, `application/octet-stream` |
 | `POST /search` | `SearchOrder` | `FoundModels`: models of the hub whose names have these words. Nothing is stored |
-| `POST /downloads` | `DownloadOrder` | `Download`, status 202; 200 where it is under way already |
+| `POST /downloads` | `CopyOrder` | `Download`, status 202; 200 where it is under way already |
 | `GET /downloads` | | `DownloadList`, newest first |
 | `GET /downloads/{id}` | | `Download` |
 | `DELETE /downloads/{id}` | | `Download` with the state `cancelled`; what was fetched of it is removed |
 | `GET /downloads/events` | | server-sent events `download`, each a whole `Download` |
 | `GET /files` | | `StoredFileList`: what downloads put into the models folder |
 | `DELETE /files` | `RemovalOrder` | `Removal` |
+| `GET /share` | | `SharePlace`: where the models folder is served to other hosts |
 | `GET /health` | | `ok`; needs no token |
 
 Errors have the envelope of `contract.errors`. On a port, the header `x-roundhouse-transfers-token` has the
 content of the token file. A follower of events gets every download once when it connects, so one that reconnects
 misses no final state.
+
+Other hosts of an installation are served at an address of its own, with a token of its own (`Authorization: Bearer`):
+
+| route | answer |
+| --- | --- |
+| `GET /models/{path}` | `SharedModel`: the files of the model at this path; status 202 while hashes are missing |
+| `GET /files/{path}?sha256=HEX` | the bytes of the file with this content, or the range of them that was asked for |
 """
 
 from __future__ import annotations
@@ -62,6 +70,18 @@ class DownloadOrder(Order):
     )
 
 
+class CopyOrder(DownloadOrder):
+    """A download, or by the reference `head:PATH` a copy from other hosts. Body of `POST /downloads`."""
+
+    peers: list[Annotated[str, StringConstraints(pattern=r"^https?://[^/?#\s]{1,255}$")]] = Field(
+        default_factory=list,
+        max_length=64,
+        exclude_if=lambda peers: not peers,
+        description="Of a reference `head:PATH`, which the controller orders: addresses of the hosts to fetch from, as "
+        "`SharePlace.url` has them. The first has the files; the others may have them, or a part.",
+    )
+
+
 class RangeOrder(Order):
     """Which bytes of which file. At the end of the file, fewer bytes are answered."""
 
@@ -101,6 +121,29 @@ class RemovalOrder(Order):
     path: str | None = Field(
         default=None, max_length=2048, description="Path below the models folder: a file of a download, or its folder."
     )
+
+
+class SharePlace(Wire):
+    """Where the models folder is served to other hosts."""
+
+    url: str | None = Field(default=None, description="Address, `https://HOST:PORT` or `http:`; null: nowhere.")
+
+
+class SharedFile(Wire):
+    """A file of a model, as a host serves it to others."""
+
+    path: str = Field(description="Path below the models folder.")
+    size: int = Field(description="Bytes.")
+    mtime_ns: int = Field(description="Time of the last change, in ns.")
+    sha256: str | None = Field(default=None, description="Hash of the content; null: it is being read.")
+
+
+class SharedModel(Wire):
+    """The files of the model at a path below the models folder: the file with what belongs to it, or those below a
+    folder."""
+
+    files: list[SharedFile] = Field(description="The file at the path first, the others by path.")
+    is_folder: bool = Field(default=False, description="Whether the path is that of a folder.")
 
 
 class RemoteFile(Wire):
@@ -260,6 +303,9 @@ class DownloadRecord(BaseModel):
     id: str = Field(description="Id of the download.")
     reference: str = Field(description="The reference, in its canonical form.")
     include_pickle: bool = Field(default=False, description="As `DownloadOrder.include_pickle`.")
+    peers: list[str] = Field(
+        default_factory=list, exclude_if=lambda peers: not peers, description="As `CopyOrder.peers`."
+    )
     pinned: str | None = Field(
         default=None,
         description="The same with the revision that the last run which finished put into place; null: none has.",

@@ -143,6 +143,8 @@ class ObserveRequest(HostMessage):
 
     model_paths: tuple[str, ...] = ()
     """Model paths of which it is to say whether they are missing."""
+    known_files: str = ""
+    """The last `files_mark` of the host."""
 
 
 class HostObservation(HostMessage):
@@ -167,6 +169,35 @@ class HostObservation(HostMessage):
     is_insecure: bool = False
     """Whether the relay has no TLS."""
     missing_paths: tuple[str, ...] = ()
+    files_url: str | None = None
+    """Address at which other hosts get its model files. None: it gives none, and fetches none."""
+    files_mark: str = ""
+    """Changes with the files at the paths that are not missing."""
+    file_stamps: dict[str, str] | None = None
+    """By path, a text that is the same where names, sizes and times of the files are the same. None: nothing has
+    changed since `known_files`."""
+    fetch_fractions: dict[str, float] = {}
+    """By path, the part (0 to 1) of the files that is there, while they are fetched."""
+
+
+class FetchFilesRequest(HostMessage):
+    """Asks for the files at these model paths, as the first of `peers` has them, to be fetched from there and from the
+    others: addresses as in `HostObservation.files_url`."""
+
+    paths: tuple[str, ...]
+    peers: tuple[str, ...]
+
+
+class CancelFetchRequest(HostMessage):
+    """Asks that the files at these model paths are not fetched any more. Of those that are there, all stay."""
+
+    paths: tuple[str, ...]
+
+
+class FilesReply(HostMessage):
+    """The files that are there after a fetch, as in `HostObservation.file_stamps`."""
+
+    file_stamps: dict[str, str] = {}
 
 
 class PreflightRequest(HostMessage):

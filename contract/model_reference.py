@@ -109,7 +109,26 @@ class LocalReference:
         return f"file:{self.path}"
 
 
-ModelReference = HubReference | RegistryReference | UrlReference | LocalReference
+@dataclass(frozen=True, slots=True)
+class HeadReference:
+    """Files of a model in the models folder of the head, or of another host of the installation. The controller orders
+    them for a host; `parse_reference` does not know them. `str` gives the canonical form, `head:PATH`."""
+
+    path: str
+    """Path below the models folder: a file, which stands for the files that belong to it, or a folder."""
+
+    def __str__(self) -> str:
+        return f"head:{self.path}"
+
+
+ModelReference = HubReference | RegistryReference | UrlReference | LocalReference | HeadReference
+
+
+def parse_head_reference(text: str) -> HeadReference | None:
+    """Return the reference that a text of the form `head:PATH` is; None: it has another form, or no such path may be
+    below a models folder."""
+    scheme, _, path = text.partition(":")
+    return HeadReference(path) if scheme == "head" and validate_file_path(path) is None else None
 
 
 def parse_reference(text: str) -> ModelReference:
@@ -303,7 +322,7 @@ def suggest_model_name(reference: ModelReference) -> str:
             text = repo.rpartition("/")[2]
         case RegistryReference(name=name, tag=tag):
             text = name.rpartition("/")[2] + ("" if tag == "latest" else f"-{tag}")
-        case LocalReference(path=path):
+        case LocalReference(path=path) | HeadReference(path=path):
             text = path.rstrip("/").rpartition("/")[2]
         case _:
             text = unquote(reference.url.partition("?")[0].rpartition("/")[2])

@@ -25,7 +25,6 @@ from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredCallbacks, DesiredStateSource
 from controller.downloads.file_service import ModelFileService
 from controller.downloads.service import DownloadLog, DownloadService, SourceDownloads
-from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.engines import REPLICA_ENGINES
 from controller.executor import Executor, ExecutorOptions, OperationState
 from controller.journal import EventLog, Recorder, ToolCallRecorder
@@ -45,11 +44,13 @@ from controller.reports.views import list_command_lines, plan_view, status_view
 from controller.round_events import Trouble
 from controller.runtimes import end_replicas, read_memory_limit
 from controller.runtimes.base import Runtime, replica_token
+from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.runtime import ClusterRuntime
 from controller.runtimes.logs import find_highest_attempt
 from controller.settings import ControllerSettings, DownloadPermission, decide_downloads
 from controller.state import AttemptNumbers, DesiredModel
 from controller.state_dir import StateDir
+from controller.transfers_client import TransfersClient, transfers_address
 
 log = logging.getLogger(__name__)
 
@@ -161,12 +162,23 @@ class Controller:
             clock=clock,
         )
         source_downloads = SourceDownloads(self.downloads, look_for_source=self._look_for_source, wake=self._wake.set)
+        cluster = runtime if isinstance(runtime, ClusterRuntime) else None
+        if cluster is not None:
+            cluster.list_model_paths = self._list_model_paths
+            cluster.head = HostFiles(models, self._transfers, is_client_open=True)
         self._executor = Executor(
             runtime,
             memory,
             source_downloads,
             HttpSleeper(session),
-            options=ExecutorOptions(store.instance, store.secret, settings.stop_timeout_s, self._redactor.redact_text),
+            options=ExecutorOptions(
+                store.instance,
+                store.secret,
+                settings.stop_timeout_s,
+                self._redactor.redact_text,
+                fetch_files=None if cluster is None else cluster.fetch_files,
+                cancel_fetch=None if cluster is None else cluster.cancel_fetch,
+            ),
             wake=self._wake.set,
             clock=clock,
         )
@@ -177,9 +189,6 @@ class Controller:
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
         host_mib, is_host_limited = read_memory_limit(settings)
-        cluster = runtime if isinstance(runtime, ClusterRuntime) else None
-        if cluster is not None:
-            cluster.list_model_paths = self._list_model_paths
         sources = RoundSources(
             desired=self._files,
             runtime=runtime,
@@ -199,6 +208,7 @@ class Controller:
             get_longest_tokens=predictions.longest_tokens,
             get_held_memory=self._memory_sampler.get_held_memory,
             get_download_fractions=lambda: source_downloads.fractions,
+            get_head_models=frozenset if cluster is None else cluster.list_head_models,
         )
         self._reconciler = Reconciler(
             sources,
@@ -323,7 +333,8 @@ class Controller:
     def _list_model_paths(self) -> dict[str, tuple[str, ...]]:
         """Return the model paths of each declared model that engines here serve, by its name."""
         last_round = self._reconciler.round
-        state = self._files.desired_state() if last_round is None else last_round.desired
+        is_current = last_round is not None and last_round.desired.revision == self._files.revision
+        state = last_round.desired if is_current and last_round is not None else self._files.desired_state()
         models = [each for each in state.models.values() if each.runs] if state is not None else []
         return {each.name: REPLICA_ENGINES[each.backend].list_artifacts(each.definition) for each in models}
 

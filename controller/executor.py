@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from controller.planning.actions import (
     Action,
     DownloadSource,
     Drain,
+    FetchFiles,
     Preflight,
     PullImage,
     PutToSleep,
@@ -48,6 +49,7 @@ from controller.state import (
     DesiredModel,
     DesiredState,
     Failure,
+    FetchKey,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -144,6 +146,8 @@ class OperationState:
     """Image and host to the failed pull; None: its pull is under way."""
     downloads: dict[str, Failure | None] = field(default_factory=dict)
     """Source to its failed download; None: its download is under way."""
+    fetches: dict[FetchKey, Failure | None] = field(default_factory=dict)
+    """Model and host to the failed fetch of its files from other hosts; None: it is under way."""
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     """Consecutive failures by replica key, which decide when the next start may be tried."""
     start_failures: dict[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)
@@ -179,6 +183,7 @@ class OperationState:
             preflighting=frozenset(self.preflighting),
             pulls=dict(self.pulls),
             downloads=dict(self.downloads),
+            fetches=dict(self.fetches),
             failures=dict(self.failures),
             start_failures=dict(self.start_failures),
             attempts=self.attempts,
@@ -302,6 +307,9 @@ class OperationState:
             for source, failure_state in self.downloads.items()
             if failure_state is None or source in sources
         }
+        self.fetches = {
+            key: failure for key, failure in self.fetches.items() if failure is None or key[:2] in current_specs
+        }
         # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
         serving_models = {each.id.model for each in replicas if each.ready_since is not None and not each.is_asleep}
         self.loaded_once &= wanted_models | serving_models
@@ -322,6 +330,9 @@ class OperationState:
         self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[0] != model.name}
         self.pulls = {
             key: failure for key, failure in self.pulls.items() if failure is None or key.image != model.image
+        }
+        self.fetches = {
+            key: failure for key, failure in self.fetches.items() if failure is None or key.model != model.name
         }
         if model.missing_source is not None and self.downloads.get(model.missing_source) is not None:
             del self.downloads[model.missing_source]
@@ -368,12 +379,16 @@ not issue it again at once."""
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
-    grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked."""
+    grace period of stops. `redact` masks secrets in errors and logs; by default nothing is masked. `fetch_files` has
+    the files of a model (its name) fetched by a host from others, all named, and `cancel_fetch` ends that for a model
+    and a host, and is told whether the model is wanted by another definition; None: there is one host."""
 
     instance: str
     secret: bytes
     stop_timeout_s: float
     redact: Redact = redact_nothing
+    fetch_files: Callable[[str, str, Sequence[str]], Awaitable[None]] | None = None
+    cancel_fetch: Callable[[str, str, bool], Awaitable[None]] | None = None
 
 
 class Executor:
@@ -406,6 +421,7 @@ class Executor:
         self._pulls: set[asyncio.Task[None]] = set()
         self._sleeps: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, asyncio.Task[None]] = {}
+        self._fetches: dict[FetchKey, asyncio.Task[None]] = {}
         self._issued_counts: Counter[str] = Counter()
 
     def count_issued(self) -> dict[str, int]:
@@ -436,10 +452,8 @@ class Executor:
         match action:
             case Preflight():
                 self._preflight(action, desired)
-            case PullImage():
-                self._pull(action)
-            case DownloadSource():
-                self._download(action)
+            case PullImage() | DownloadSource() | FetchFiles():
+                self._bring(action)
             case Start():
                 self._start(action, desired)
             case Drain():
@@ -460,15 +474,17 @@ class Executor:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Cancel all image pulls, and stop waiting for downloads, which go on in `transfers`, and for sleeps and wakes.
-        Returns at once. Call it when the controller ends, then `wait_until_idle`. What is cancelled stays recorded as
-        under way; of a sleep or wake, the next controller's probes tell how it ended."""
+        """Cancel all image pulls, and stop waiting for downloads and for copies to hosts, which go on in `transfers`,
+        and for sleeps and wakes. Returns at once. Call it when the controller ends, then `wait_until_idle`. What is
+        cancelled stays recorded as under way; of a sleep or wake, the next controller's probes tell how it ended."""
         for task in (*self._pulls, *self._sleeps, *self._downloads.values()):
             task.cancel()
 
     def cancel_unused_downloads(self, desired: DesiredState) -> None:
-        """End the downloads of sources that no declared model waits for any more. Returns at once; a download that
-        cannot be cancelled is logged, and goes on."""
+        """End the downloads of sources that no declared model waits for any more, and the copies for models that are
+        not wanted. Returns at once; a download that cannot be cancelled is logged, and goes on."""
+        if self._fetches:
+            self._cancel_fetches(desired)
         waited_for = {model.missing_source for model in desired.models.values()}
         for source in [source for source in self._downloads if source not in waited_for]:
             self._memory.downloads.pop(source, None)
@@ -522,6 +538,14 @@ class Executor:
             minutes = max(0, round((now - mention.since) / 60))
             log.warning("%s still cannot be started, for %d min by now: %s", model, minutes, mention.error)
 
+    def _bring(self, action: PullImage | DownloadSource | FetchFiles) -> None:
+        if isinstance(action, PullImage):
+            self._pull(action)
+        elif isinstance(action, DownloadSource):
+            self._download(action)
+        else:
+            self._fetch(action)
+
     def _pull(self, action: PullImage) -> None:
         key = PullKey(action.image, action.host)
         previous_failure = self._memory.pulls.get(key)
@@ -545,6 +569,48 @@ class Executor:
         task = self._spawn(work())
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
+
+    def _fetch(self, action: FetchFiles) -> None:
+        key = FetchKey(action.model, action.spec_hash, action.host)
+        previous_failure, fetch_files = self._memory.fetches.get(key), self._options.fetch_files
+        assert fetch_files is not None, "an only host has its files from nobody"
+        self._memory.fetches[key] = None
+
+        async def work() -> None:
+            try:
+                await fetch_files(action.model, action.host, action.sources)
+                self._memory.fetches.pop(key, None)
+                preflights = self._memory.preflights
+                checked = PreflightKey(*key)
+                self._memory.preflights = {each: preflights[each] for each in preflights if each != checked}
+            except Exception as error:
+                if not isinstance(error, StartError | RuntimeUnavailableError):
+                    log.exception("the copy of the files of %s to host %s failed", action.model, action.host)
+                plain = f"the files of {action.model} cannot be copied to host {action.host}"
+                self._memory.fetches[key] = self._count_failure(previous_failure, action.model, plain, error)
+            self._wake()
+
+        task = self._fetches[key] = self._spawn(work())
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+
+    def _cancel_fetches(self, desired: DesiredState) -> None:
+        """End the copies for definitions that are not declared or wanted any more."""
+        self._fetches = {key: task for key, task in self._fetches.items() if not task.done()}
+        for key in list(self._fetches):
+            model = desired.models.get(key.model)
+            is_wanted = model is not None and bool(model.replicas or model.demand_replicas)
+            if not is_wanted or (model is not None and model.spec_hash != key.spec_hash):
+                self._fetches.pop(key).cancel()
+                self._memory.fetches.pop(key, None)
+                self._spawn(self._cancel_fetch(key, is_wanted))
+
+    async def _cancel_fetch(self, key: FetchKey, is_wanted: bool) -> None:
+        assert self._options.cancel_fetch is not None, "what was begun can be ended"
+        try:
+            await self._options.cancel_fetch(key.model, key.host, is_wanted)
+        except (StartError, RuntimeUnavailableError) as error:
+            log.warning("the copy of the files of %s to host %s cannot be ended: %s", key.model, key.host, error)
 
     def _count_failure(self, previous: Failure | None, model: str, plain: str, error: Exception) -> Failure:
         """Return the failures of a pull or a download by now, and log the last one."""

@@ -192,7 +192,11 @@ class Host:
     is_insecure: bool = False
     """Whether the relay has no TLS: what is asked and answered there can be read and changed on the way."""
     missing_models: frozenset[str] = frozenset()
-    """Names of declared models whose files are known not to be there."""
+    """Names of declared models whose files are known not to be there, or may be others than the head has."""
+    files_url: str | None = None
+    """Address at which other hosts get its model files. None: it gives none, and fetches none."""
+    fetch_fractions: Mapping[str, float] = field(default_factory=dict)
+    """Name of a model to the part of its files, 0 to 1, that is there, while they are fetched. Absent: not known."""
 
     @property
     def memory_key(self) -> str:

@@ -238,6 +238,8 @@ class RoundSources:
     """Returns the most memory that a replica was seen to hold, by the replica's name."""
     get_download_fractions: Callable[[], Mapping[str, float]] = dict
     """Returns how far downloads are, as in `ObservedState.download_fractions`."""
+    get_head_models: Callable[[], frozenset[str]] = frozenset
+    """Returns the models whose files hosts get from here, as in `ObservedState.head_models`."""
 
 
 class Reconciler:
@@ -479,6 +481,7 @@ class Reconciler:
             remote_retry_at=self._remotes.list_retries(),
             progress=self._load_fractions(desired, replicas),
             download_fractions=self.sources.get_download_fractions(),
+            head_models=self.sources.get_head_models(),
             draining_remotes=self._remote_drains.models,
             inflight={
                 each.name: None if self._is_unsure(each, now) else count_inflight(each.name, views, now, each.idle_span)

@@ -17,9 +17,29 @@ from contract.status import ModelState, ModelStatus, Problem
 from controller.engines.base import FigureGap
 from controller.hosts import Host, HostState
 from controller.model_status import Round, describe_gap, list_gaps
-from controller.planning.actions import Action, DownloadSource, Drain, Preflight, PullImage, Remove, Start, Stop
+from controller.planning.actions import (
+    Action,
+    DownloadSource,
+    Drain,
+    FetchFiles,
+    Preflight,
+    PullImage,
+    Remove,
+    Start,
+    Stop,
+)
 from controller.redaction import Redact, mask_text
-from controller.state import Failure, ObservedReplica, ObservedState, OpKind, PendingOp, Phase, PullKey, ReplicaKey
+from controller.state import (
+    Failure,
+    FetchKey,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    PullKey,
+    ReplicaKey,
+)
 
 CHARS: Final = 500
 """Characters of one line of an entry at most."""
@@ -129,7 +149,7 @@ def _action_events(before: Round | None, after: Round, texts: _TextRedactor) -> 
             continue
         target = _target_fields(action)
         details: dict[str, JsonValue] = {"action": action.kind, **target}
-        subject = target.get("replica", target.get("image", target.get("source")))
+        subject = target.get("replica", target.get("image", target.get("source", action.model)))
         words = texts.redact_first_line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
         yield NewEntry("action", "controller", words, action.model, details)
 
@@ -147,6 +167,8 @@ def _action_identity(action: Action) -> tuple[object, ...]:
             return action.kind, action.model, action.image, action.reason
         case DownloadSource():
             return action.kind, action.model, action.source, action.reason
+        case FetchFiles():
+            return action.kind, action.model, action.spec_hash, action.host, action.reason
         case _:
             return action.kind, action.id, action.reason
 
@@ -167,6 +189,8 @@ def _target_fields(action: Action) -> dict[str, JsonValue]:
             return {"image": action.image}
         case DownloadSource():
             return {"source": action.source}
+        case FetchFiles():
+            return {"host": action.host}
         case Preflight():
             return {}
         case _:
@@ -238,9 +262,12 @@ def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) ->
     for source, failure in _list_new_fetch_failures(known_downloads, after.observed.downloads):
         names = [each.name for each in users if each.missing_source == source]
         yield from _fetch_failure_entries(names, {"source": source}, failure, texts)
+    known_fetches = before.observed.fetches if before is not None else {}
+    for fetch, failure in _list_new_fetch_failures(known_fetches, after.observed.fetches):
+        yield from _fetch_failure_entries([fetch.model], {"host": fetch.host}, failure, texts)
 
 
-K = TypeVar("K", str, PullKey)
+K = TypeVar("K", str, PullKey, FetchKey)
 
 
 def _list_new_fetch_failures(

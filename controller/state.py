@@ -328,10 +328,10 @@ class ObservedReplica:
     """Unix time at which the replica was first ready. None means never, as far as is known."""
     base_url: str | None = None
     """URL of the engine's HTTP server. None while it has no address."""
-    tls: EngineTls | None = None
-    """How to open connections to the relay of its host, whose address is in `base_url`. None: none is between."""
     claims: Mapping[str, int] = field(default_factory=dict)
     """MiB by GPU uuid or `HOST`: the claim at the start, or the use observed since, whichever is larger."""
+    tls: EngineTls | None = None
+    """How to open connections to the relay of its host, whose address is in `base_url`. None: none is between."""
     start_claims: Mapping[str, int] | None = None
     """MiB by GPU uuid or `HOST` at the start, from which the command line was rendered. None means the same as
     `claims`."""
@@ -458,6 +458,14 @@ class PullKey(NamedTuple):
     host: str = ""
 
 
+class FetchKey(NamedTuple):
+    """The files of a model's definition on one host, by its name."""
+
+    model: str
+    spec_hash: str
+    host: str
+
+
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
     """Result of the check whether a replica of a definition can be started: files, image, arguments. Made at Unix time
@@ -528,6 +536,10 @@ class ObservedState:
     """Source to its download: None while it is under way, else how it failed."""
     download_fractions: Mapping[str, float] = field(default_factory=dict)
     """Source to the part of its bytes, 0 to 1, that is here. Absent means unknown."""
+    fetches: Mapping[FetchKey, Failure | None] = field(default_factory=dict)
+    """Model and host to the fetch of its files from other hosts: None while it is under way, else how it failed."""
+    head_models: frozenset[str] = frozenset()
+    """Models whose files the controller's own machine has, and gives to hosts. Empty with one host."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
     """Failing loads by replica key."""
     start_failures: Mapping[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)

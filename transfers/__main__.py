@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import resource
+import time
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -37,10 +38,12 @@ from common.shared_token import SharedToken
 from transfers.assembly import Transfers
 from transfers.models_folder import ModelsFolder
 from transfers.settings import TransfersSettings
+from transfers.sharing import KEY_NAME
 
 MEMORY_BYTES: Final = 4 * 1024**3
 """Largest address space of the process, in bytes. Downloads are written as they come, so that it needs far less."""
 OPEN_FILES: Final = 1024
+TOKEN_POLL_S: Final = 0.5
 
 
 def limit_resources() -> None:
@@ -107,11 +110,15 @@ def main() -> int:
     try:
         settings.models_folder.mkdir(parents=True, exist_ok=True)
         limit_resources()
+        _await_token(settings)
+        program = Transfers(settings)  # which reads what only root may read
         token_file = None if isinstance(address, Path) else settings.transfers_token_file
         become_owner(settings.models_folder, None if token_file is None else token_file.parent)
-        return _run(settings, address)
+        return _run(settings, address, program)
     except BlockingIOError:
         return _refuse(EXIT_LOCKED, describe_holder(settings.models_folder))
+    except ValueError as error:
+        return _refuse(EXIT_USAGE, str(error))
     except OSError as error:
         return _refuse(EXIT_FAILED, f"{settings.models_folder}: {error}")
 
@@ -125,6 +132,17 @@ def describe_holder(models: Path) -> str:
     )
 
 
+def _await_token(settings: TransfersSettings) -> None:
+    """Wait until the files with the installation's token and this host's key are there: a host gets them when it is let
+    in. Blocks."""
+    folder = settings.transfers_share_certificates
+    for path in (settings.transfers_share_token_file, None if folder is None else folder / KEY_NAME):
+        if path is not None and not path.exists():
+            log.info("waiting for %s, which this machine gets when it joins", path)
+            while not path.exists():
+                time.sleep(TOKEN_POLL_S)
+
+
 def _read_address(settings: TransfersSettings) -> Path | tuple[str, int]:
     """Return where to listen. Raises ValueError."""
     try:
@@ -136,10 +154,10 @@ def _read_address(settings: TransfersSettings) -> Path | tuple[str, int]:
     return address
 
 
-def _run(settings: TransfersSettings, address: Path | tuple[str, int]) -> int:
+def _run(settings: TransfersSettings, address: Path | tuple[str, int], program: Transfers) -> int:
     if settings.hub_token_file is not None and settings.read_hub_token() is None:
         log.warning("%s has no token: gated repositories are refused", settings.hub_token_file)
-    with Transfers(settings) as transfers:
+    with program as transfers:
         return asyncio.run(_serve(settings, address, transfers))
 
 
@@ -154,12 +172,25 @@ async def _serve(settings: TransfersSettings, address: Path | tuple[str, int], t
         listener = open_listener(address)
     except OSError as error:
         return _refuse(EXIT_ADDRESS, f"cannot listen on {settings.transfers_listen}: {error.strerror or error}")
+    share_server = None
+    if settings.transfers_share_listen is not None:
+        share_address = split_listen_address(settings.transfers_share_listen)
+        try:
+            share_listener = open_listener(share_address)
+        except OSError as error:
+            listener.close()
+            words = f"cannot listen on {settings.transfers_share_listen} for other hosts: {error.strerror or error}"
+            return _refuse(EXIT_ADDRESS, words)
+        share_server = ListeningServer(transfers.build_share_app(), share_address, share_listener, transfers.share_tls)
+        log.info("other hosts get models at %s", transfers.share_url)
     ended = asyncio.Event()
     call_at_end(ended.set)
     server = ListeningServer(app, address, listener)
     log.info("models go to %s, listening on %s", settings.models_folder, settings.transfers_listen)
     await ended.wait()
     await server.close()
+    if share_server is not None:
+        await share_server.close()
     return 0
 
 

@@ -1,10 +1,13 @@
-"""The HTTP routes of transfers: downloads, what they put into the models folder, and events."""
+"""The HTTP routes of transfers, for the controller and for other hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import logging
+import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor
@@ -15,21 +18,24 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.program import error_handlers
+from common.program import answer_error, error_handlers
 from contract.downloads import (
+    CopyOrder,
     Download,
     DownloadList,
     DownloadOrder,
     RangeOrder,
     RemovalOrder,
     SearchOrder,
+    SharePlace,
     StoredFileList,
 )
 from contract.errors import RoundhouseError
 from transfers.downloads.board import DownloadBoard, StoredFiles
 from transfers.downloads.inspection import Inspector
+from transfers.sharing import SharedModels
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
@@ -141,13 +147,15 @@ class DownloadRoutes:
         return answer_model(await self._slow.run(self._inspector.search, order))
 
     async def order(self, request: Request) -> Response:
-        """Begin the download in the body (a `DownloadOrder`), and answer it with status 202; with 200 if it is under
+        """Begin the download in the body (a `CopyOrder`), and answer it with status 202; with 200 if it is under
         way already. Does not wait for its end. Raises RoundhouseError `body_too_large`, `invalid_json`,
         `invalid_request` or `reference_invalid`; OSError if it cannot be recorded; and ClientDisconnect if the client
         leaves while it sends the body."""
-        order = await read_order(request, DownloadOrder)
+        order = await read_order(request, CopyOrder)
         reference = read_reference(order.reference)
-        download, is_new = await self._quick.run(self._board.order, reference, include_pickle=order.include_pickle)
+        download, is_new = await self._quick.run(
+            self._board.order, reference, include_pickle=order.include_pickle, peers=tuple(order.peers)
+        )
         return answer_model(download, 202 if is_new else 200)
 
     async def list_downloads(self, request: Request) -> Response:
@@ -235,6 +243,99 @@ class FileRoutes:
             return answer_model(await self._worker.run(self._files.remove_download, order.id))
         assert order.path is not None
         return answer_model(await self._worker.run(self._files.remove_path, order.path))
+
+
+_RANGE: Final = re.compile(r"bytes=(\d{1,18})-(\d{1,18})", re.ASCII)
+_CHUNK: Final = 1024 * 1024
+"""Bytes that are read at a time for another host."""
+
+
+class _FileResponse(StreamingResponse):
+    """Bytes of an open file, which is closed at the end, whatever becomes of the client."""
+
+    def __init__(self, descriptor: int, start: int, end: int, worker: Worker, headers: dict[str, str]) -> None:
+        self._descriptor, self._worker = descriptor, worker
+        super().__init__(self._read(start, end), 206 if "content-range" in headers else 200, headers)
+        self.media_type = "application/octet-stream"
+
+    async def _read(self, position: int, end: int) -> AsyncIterator[bytes]:
+        while position < end:
+            part = await self._worker.run(os.pread, self._descriptor, min(_CHUNK, end - position), position)
+            if not part:
+                return  # it was cut off: the client sees an answer that ends early
+            position += len(part)
+            yield part
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._descriptor)
+
+
+class ShareRoutes:
+    """The handlers of what other hosts ask: `/models` and `/files` of the second table of `contract.downloads`. What
+    they raise (RoundhouseError and OSError), `create_app` turns into an answer."""
+
+    def __init__(self, models: SharedModels, worker: Worker) -> None:
+        self._models = models
+        self._worker = worker
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the handlers below, for `create_app`."""
+        return [
+            Route("/models/{path:path}", self.list_model, methods=["GET"]),
+            Route("/files/{path:path}", self.read_file, methods=["GET"]),
+        ]
+
+    async def list_model(self, request: Request) -> Response:
+        """Answer the files of the model at the path; status 202 while some are read for their hashes. Raises
+        RoundhouseError `source_not_found`, and OSError if the folder cannot be read."""
+        model = await self._worker.run(self._models.list_model, request.path_params["path"])
+        return answer_model(model, 202 if any(each.sha256 is None for each in model.files) else 200)
+
+    async def read_file(self, request: Request) -> Response:
+        """Answer the range of the file at the path that was asked for, of the content that the query names. Raises
+        RoundhouseError `source_not_found`."""
+        asked = _RANGE.fullmatch(request.headers.get("range", ""))
+        start, end = (int(asked[1]), int(asked[2]) + 1) if asked is not None else (0, 2**62)
+        path, sha256 = request.path_params["path"], request.query_params.get("sha256", "")
+        descriptor, size = await self._worker.run(self._models.open_bytes, path, sha256, start, end)
+        end = min(end, size)
+        if start >= end and asked is not None:
+            os.close(descriptor)
+            return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
+        headers = {"content-length": str(end - start)}
+        if asked is not None:
+            headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+        return _FileResponse(descriptor, start, end, self._worker, headers)
+
+
+class BearerCheck:
+    """ASGI middleware that passes requests on which show a token as `Authorization: Bearer`, and those of `/health`.
+    Others get the error `invalid_api_key`."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._shown = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or pass another ASGI scope on."""
+        is_open = scope["type"] != "http" or scope["path"] == "/health"
+        if is_open or hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._shown):
+            await self._app(scope, receive, send)
+            return
+        error = RoundhouseError("invalid_api_key", "The token of this installation's hosts is missing or wrong.")
+        await answer_error(Request(scope), error)(scope, receive, send)
+
+
+def share_place_route(url: str | None) -> Route:
+    """Return the route `/share`, which answers where the models folder is served to other hosts; None: nowhere."""
+
+    async def answer_place(request: Request) -> Response:
+        return answer_model(SharePlace(url=url))
+
+    return Route("/share", answer_place, methods=["GET"])
 
 
 def create_app(routes: Iterable[Route]) -> Starlette:

@@ -1,16 +1,17 @@
-"""The bytes of files: ranges in parallel into a partial file, a journal of what is there, and the hash of it all."""
+"""Ranges of a file in parallel into a partial file, with a journal and a hash."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -191,6 +192,11 @@ class FetchJournal:
         self._path = path
         self._lock = threading.Lock()
 
+    @classmethod
+    def of_partial(cls, partial: Path) -> FetchJournal:
+        """Return the journal that is kept beside a partial file."""
+        return cls(partial.with_name(f"{partial.name}.journal"))
+
     def read(self, identity: str, size: int) -> list[Segment]:
         """Return the ranges that are done, in the order in which they were noted. Empty if there is no journal, or one
         of other content (another `identity`). A range beyond `size` bytes is left out. Blocks. Raises OSError."""
@@ -249,6 +255,32 @@ class IgnoredRangeError(AskAgainError):
     """The source sends the whole file instead of a range. Asking again does not help."""
 
 
+class Mirrors:
+    """Further addresses of one file, for which each range is asked first. Safe for threads."""
+
+    def __init__(self, urls: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: returns seconds, and never goes back."""
+        self._clock = clock
+        self._resting_until = dict.fromkeys(urls, 0.0)
+
+    def choose_urls(self) -> list[str]:
+        """Return the addresses to ask now, in a random order, so that not all hosts ask the same one."""
+        now = self._clock()
+        urls = [url for url, until in self._resting_until.items() if until <= now]
+        random.shuffle(urls)
+        return urls
+
+    def rest(self, url: str, seconds: float) -> None:
+        """Leave an address out for so many seconds, because it has not answered a range."""
+        self._resting_until[url] = self._clock() + seconds
+
+
+MISS_S: Final = 1.0
+"""Seconds for which a mirror is left out that has not got a range yet."""
+GONE_S: Final = 30.0
+"""Seconds for which a mirror is left out that does not answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileContext:
     """What the fetches of all segments of one file share. It closes neither `descriptor` nor `client`."""
@@ -261,6 +293,7 @@ class FileContext:
     policy: RetryPolicy
     progress: DownloadProgress
     stopped: threading.Event
+    mirrors: Mirrors = field(default_factory=lambda: Mirrors(()))
 
     def check_stop(self) -> None:
         """Raise StoppedError after `stopped` was set."""
@@ -278,6 +311,7 @@ class SegmentFetch:
         self._start, self._end = segment
         self._position = self._start
         self._restarts = restarts
+        self._url = context.url
 
     def run(self) -> None:
         """Fetch the segment, and write its bytes into their place in the partial file, which is not flushed. A
@@ -291,6 +325,7 @@ class SegmentFetch:
             StoppedError: `stopped` was set, or the client interrupted.
             OSError: the partial file cannot be written.
         """
+        self._ask_mirrors()
         failures, furthest = 0, self._start
         while self._position < self._end:
             self._context.check_stop()
@@ -309,10 +344,25 @@ class SegmentFetch:
             else:
                 failures = 0
 
+    def _ask_mirrors(self) -> None:
+        """Take what the file's mirrors have of the segment."""
+        for url in self._context.mirrors.choose_urls():
+            if self._position >= self._end:
+                break
+            self._context.check_stop()
+            self._url = url
+            try:
+                self._receive()
+            except AskAgainError as error:
+                self._context.mirrors.rest(url, MISS_S if error.is_answer else GONE_S)
+            except RoundhouseError as error:
+                self._context.mirrors.rest(url, MISS_S if error.entry.code == "source_not_found" else GONE_S)
+        self._url = self._context.url
+
     def _receive(self) -> None:
         context = self._context
         try:
-            with read_range(context.client, context.url, self._position, self._end) as answer:
+            with read_range(context.client, self._url, self._position, self._end) as answer:
                 self._check_answer(answer)
                 context.progress.set_waiting(None)
                 for chunk in answer.chunks:
@@ -472,7 +522,7 @@ class FileFetch:
         self._client = client
         self._file = file
         self._partial = partial
-        self._journal = FetchJournal(partial.with_name(f"{partial.name}.journal"))
+        self._journal = FetchJournal.of_partial(partial)
         self._options = options
         self._progress = progress
         self._stopped = stopped
@@ -501,17 +551,18 @@ class FileFetch:
             os.close(descriptor)
 
     def _open_context(self, descriptor: int) -> FileContext:
-        file, options = self._file, self._options
+        file, options, progress = self._file, self._options, self._progress
         assert file.url is not None, "a local file is copied"
-        return FileContext(self._client, file, file.url, descriptor, options.policy, self._progress, self._stopped)
+        mirrors = Mirrors(file.mirrors)
+        return FileContext(self._client, file, file.url, descriptor, options.policy, progress, self._stopped, mirrors)
 
     def _fetch_checked(self, context: FileContext) -> FileHash:
         file = self._file
         done = self._journal.read(file.identity, file.size)
         found = self._fetch_whole(context, done)
-        if not is_right(file, found) and done:
-            # A power cut may have kept the journal and lost bytes.
-            found = self._fetch_whole(context, [])
+        if not is_right(file, found) and (done or file.mirrors):
+            # A power cut may have kept the journal and lost bytes; a mirror may have others than it says.
+            found = self._fetch_whole(replace(context, mirrors=Mirrors(())), [])
         if not is_right(file, found):
             self._journal.remove()
             self._partial.unlink(missing_ok=True)
@@ -528,6 +579,8 @@ class FileFetch:
             self._start_over(context)
         os.ftruncate(context.descriptor, file.size)
         segments = plan_segments(file.size, done, self._options.segment_bytes)
+        if file.mirrors:  # of several hosts, each begins elsewhere, and has something for the others
+            random.shuffle(segments)
         self._progress.set_done(file, file.size - sum(end - start for start, end in segments))
         if segments:
             self._fetch_segments(context, segments)

@@ -1,4 +1,4 @@
-"""The models folder: what downloads write there, with which rights, and their records."""
+"""The models folder, with the rights and records of downloads."""
 
 from __future__ import annotations
 
@@ -211,9 +211,10 @@ class ModelsFolder:
         finally:
             os.close(descriptor)
 
-    def place_file(self, partial: Path, target: str) -> os.stat_result:
-        """Move a partial file to its place, and return its status. The file appears there whole and durably, with the
-        models folder's owner and mode (not executable). Folders on the way are made. Blocks.
+    def place_file(self, partial: Path, target: str, *, replaces: bool = False) -> os.stat_result:
+        """Move a partial file to its place, and return its status. `replaces`: in place of a file that is there. The
+        file appears there whole and durably, with the models folder's owner and mode (not executable). Folders on the
+        way are made. Blocks.
 
         Raises:
             RoundhouseError: `models_file_conflict`: something is there, a link or file is on the way to it, or the path
@@ -225,7 +226,10 @@ class ModelsFolder:
             adopt_rights(descriptor, self.path)
             os.fsync(descriptor)
             with self._open_parent(target, makes=True) as (parent, name):
-                _move_new(partial, name, parent, target)
+                if replaces:
+                    os.rename(partial, name, dst_dir_fd=parent)
+                else:
+                    _move_new(partial, name, parent, target)
                 os.fsync(parent)
             return os.fstat(descriptor)
         finally:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
+from common.listening import split_listen_address
 from common.network.address_rule import AllowedHosts, parse_allowed_hosts
 from common.settings import AnyLogLevel, LogForm, ProgramSettings, TransfersTokenFile
 from common.shared_token import read_token
 from transfers.network import find_scheme_refusal
 
 _SEPARATOR = ","
+_ALL_ADDRESSES = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - replaced, not listened on
 
 
 class TransfersSettings(ProgramSettings):
@@ -31,6 +33,22 @@ class TransfersSettings(ProgramSettings):
         "",
         description="Hosts, comma-separated, each with or without `:port`, that downloads may connect to "
         "at any address, also without encryption: mirrors and registries of your own network.",
+    )
+    transfers_share_listen: str | None = Field(
+        None,
+        description="Address `host:port` at which the models folder is served to the other hosts of the installation; "
+        "default: it is not.",
+    )
+    transfers_share_token_file: Path | None = Field(
+        None, description="File with the installation's token, for fetching from other hosts and for serving them."
+    )
+    transfers_share_certificates: Path | None = Field(
+        None,
+        description="Folder with `ca.crt`, `host.crt` and `host.key`, for connections between hosts; default: they are "
+        "not encrypted.",
+    )
+    host_address: str | None = Field(
+        None, description="Address at which the other hosts reach this one, where a program listens on all addresses."
     )
     transfers_local_folders: str = Field(
         "", description="Folders, comma-separated, for `file:` references; default: none."
@@ -71,6 +89,20 @@ class TransfersSettings(ProgramSettings):
         return text
 
     @model_validator(mode="after")
+    def _share_has_token(self) -> TransfersSettings:
+        if self.transfers_share_listen is None:
+            return self
+        try:
+            is_port = not isinstance(split_listen_address(self.transfers_share_listen), Path)
+        except ValueError as error:
+            raise ValueError(f"ROUNDHOUSE_TRANSFERS_SHARE_LISTEN {error}") from None
+        if not is_port or self.transfers_share_token_file is None:
+            raise ValueError(
+                "ROUNDHOUSE_TRANSFERS_SHARE_LISTEN must be `host:port`, with ROUNDHOUSE_TRANSFERS_SHARE_TOKEN_FILE"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _addresses_are_allowed(self) -> TransfersSettings:
         import httpx2
 
@@ -94,6 +126,21 @@ class TransfersSettings(ProgramSettings):
     def models_folder(self) -> Path:
         """The folder that downloads go into: the first of `models`. It may not exist."""
         return Path(_split(self.models)[0]).expanduser()
+
+    @property
+    def further_folders(self) -> tuple[Path, ...]:
+        """The models folders after the first, from which files are served to other hosts. They may not exist."""
+        return tuple(Path(each).expanduser() for each in _split(self.models)[1:])
+
+    @property
+    def share_url(self) -> str | None:
+        """Address at which other hosts ask for files of the models folder; None: they cannot."""
+        if self.transfers_share_listen is None:
+            return None
+        host, _, port = self.transfers_share_listen.rpartition(":")
+        if self.host_address is not None and host in _ALL_ADDRESSES:
+            host = f"[{self.host_address}]" if ":" in self.host_address else self.host_address
+        return f"{'http' if self.transfers_share_certificates is None else 'https'}://{host}:{port}"
 
     @property
     def local_folders(self) -> tuple[Path, ...]:

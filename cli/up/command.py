@@ -208,13 +208,13 @@ def _serve_host(
     from cli.up.hosts import JoinRun, plan_join, trust_words
     from cli.up.supervisor import lock_state
 
-    spec = plan_join(settings, head, token_file, name, address, labels, os.environ)
+    specs = plan_join(settings, head, token_file, name, address, labels, os.environ)
     check_models(settings.models)
     for line in trust_words(token_file, head, ends_engines=ends_engines):
         announcer.print_note(line)
     lock = lock_state(settings.state)
     try:
-        return asyncio.run(JoinRun(settings, [spec], announcer, ends_engines=ends_engines).run())
+        return asyncio.run(JoinRun(settings, specs, announcer, ends_engines=ends_engines).run())
     finally:
         os.close(lock)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Literal
@@ -24,8 +25,10 @@ from cli.output import CommandError, ExitCode
 from cli.up import supervisor
 from cli.up.run import (
     RAY_NODE,
+    SIDE_PROGRAMS,
     SupervisedRun,
     UpRun,
+    program_socket,
     program_specs,
     stop_orphans,
 )
@@ -35,7 +38,7 @@ from controller.runtimes.cluster import door as doors
 from controller.runtimes.cluster.host_actor import JOIN_VARIABLE, LOCK_NAME, NAME_VARIABLE
 from controller.runtimes.cluster.material import (
     MATERIAL_NAME,
-    HostFiles,
+    HostCredentials,
     MaterialError,
     Membership,
     cluster_folder,
@@ -61,6 +64,8 @@ ANSWER_S: Final = 5.0
 """Seconds in which the controller must answer the door."""
 REMOVE_TRIES: Final = 60
 """Seconds for which the head tries to forget a host that has left."""
+FILES_PORT: Final = 6
+"""Port at which `transfers` gives model files to other hosts, from the number of the head's on."""
 RAY_ENDS: Final = {
     EXIT_USAGE: FatalExit(ExitCode.USAGE, "a file or a setting is wrong"),
     EXIT_ADDRESS: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken"),
@@ -102,7 +107,7 @@ def prepare_head(
     except OSError as error:
         raise CommandError(f"state folder {state} cannot be used: {error.strerror or error}") from None
     settings = settings.model_copy(update={"runtime": asyncio.run(_find_runtime(settings, instance))})
-    specs = program_specs(settings, os.environ)
+    specs = program_specs(settings, {**os.environ, **share_variables(state, address, port, is_insecure=is_insecure)})
     node = ("--head", place, "--name", name, "--address", address, *(() if has_engines else ("--no-engines",)))
     specs.append(_ray_spec("head", node, specs[0].env))
     facts = doors.HeadFacts(
@@ -188,6 +193,15 @@ def trust_words(token_file: Path, head: str, *, ends_engines: bool) -> tuple[str
     )
 
 
+def share_variables(state: Path, address: str, port: int, *, is_insecure: bool) -> dict[str, str]:
+    """Return the variables by which a machine's `transfers` gives its model files to the other hosts. `port`: of the
+    head."""
+    folder, where = cluster_folder(state), join_place(address, port + FILES_PORT)
+    certificates = {} if is_insecure else {"ROUNDHOUSE_TRANSFERS_SHARE_CERTIFICATES": str(folder)}
+    token = {"ROUNDHOUSE_TRANSFERS_SHARE_TOKEN_FILE": str(HostCredentials.in_state(state).token)}
+    return {"ROUNDHOUSE_TRANSFERS_SHARE_LISTEN": where, **token, **certificates}
+
+
 def plan_join(
     settings: ControllerSettings,
     head: str,
@@ -196,14 +210,15 @@ def plan_join(
     address: str | None,
     labels: Sequence[str],
     environ: Mapping[str, str],
-) -> ChildSpec:
-    """Check what an operator gave, and return how to start the program that joins. Raises CommandError."""
+) -> list[ChildSpec]:
+    """Check what an operator gave, and return how to start the programs of a host: the one that joins, and `transfers`
+    unless downloads are off. Raises CommandError."""
     try:
-        head_host, _ = split_head(head)
+        head_host, port = split_head(head)
     except ValueError:
         raise CommandError(f"{head} is no HEAD:PORT, as `roundhouse head` prints it", ExitCode.USAGE) from None
     try:
-        read_material(token_file)
+        material = read_material(token_file)
     except MaterialError as error:
         raise CommandError(str(error), ExitCode.USAGE) from None
     for each in labels:
@@ -222,7 +237,15 @@ def plan_join(
         "ROUNDHOUSE_MODELS": str(settings.models),
         "ROUNDHOUSE_RUNTIME": settings.runtime,
     }
-    return _ray_spec("join", arguments, env)
+    files = next(each for each in SIDE_PROGRAMS if each.name == "transfers")
+    if not files.is_wanted(settings) or any(find_spec(name) is None for name in files.packages):
+        return [_ray_spec("join", arguments, env)]
+    listen = f"unix:{program_socket(settings, files.name).absolute()}"
+    env |= {"ROUNDHOUSE_TRANSFERS_LISTEN": listen, "ROUNDHOUSE_TRANSFERS_URL": listen}
+    shares = share_variables(settings.state.absolute(), own_address, port, is_insecure=material.is_insecure)
+    command = (sys.executable, "-P", "-m", files.name)
+    variables = files.variables(settings, env | shares)
+    return [_ray_spec("join", arguments, env), ChildSpec(files.name, command, variables, dies_alone=True)]
 
 
 def run_service(settings: ControllerSettings, announcer: Announcer, passed: Sequence[int]) -> int:
@@ -257,7 +280,9 @@ class JoinRun(SupervisedRun):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_event.set)
-        for record in supervisor.find_children(self._settings.state, RAY_NODE):  # of a run that was killed
+        state = self._settings.state
+        earlier = [each for name in (RAY_NODE, "transfers") for each in supervisor.find_children(state, name)]
+        for record in earlier:  # of a run that was killed
             send_signal(record.process, signal.SIGTERM)
             if not await supervisor.wait_until_gone(record, supervisor.RAY_ENDS_S):
                 send_signal(record.process, signal.SIGKILL)
@@ -320,7 +345,7 @@ class LeaveRun:
         member = self._membership
         host, port = split_head(member.head)
         try:
-            token = HostFiles.in_state(self._state).token.read_text()
+            token = HostCredentials.in_state(self._state).token.read_text()
             request = make_request(member.name, member.address, self._state, self._settings.runtime, intent=intent)
         except (OSError, RefusedError) as error:
             raise doors.DoorError(f"what made this machine a host cannot be read: {error}", is_passing=False) from None

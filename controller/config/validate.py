@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from contract.desired import Definition, ModelName
 from contract.keys import KeyDefinition, KeyName
 from contract.model_reference import (
+    HeadReference,
     HubReference,
     InvalidReferenceError,
     LocalReference,
@@ -80,6 +81,8 @@ def placeholder_path(reference: ModelReference) -> str:
         return f"url/{reference.url.partition('?')[0].rpartition('/')[2]}"
     if isinstance(reference, LocalReference):
         return f"local/{reference.path.rpartition('/')[2]}"
+    if isinstance(reference, HeadReference):
+        return reference.path
     return f"{reference.name}/{reference.tag}.gguf"
 
 

@@ -41,7 +41,6 @@ from controller.downloads.serving import (
     empty_host,
     name_models,
 )
-from controller.downloads.transfers_client import TransfersClient
 from controller.engines import REPLICA_ENGINES
 from controller.engines.options import list_paths, split_paths
 from controller.memory_estimator import FRESH_S, Estimate, Estimator
@@ -49,6 +48,7 @@ from controller.model_status import Round
 from controller.redaction import mask_fields
 from controller.state import DesiredModel, Phase
 from controller.state_dir import find_by_path, find_by_reference, is_below, read_records
+from controller.transfers_client import TransfersClient
 
 LOOKED_AT_S: Final = 2.0
 """Seconds for which the head of a file counts as read, where a file that was just copied must be seen."""

@@ -50,7 +50,7 @@ _CONFIG: Final = "config.json"
 
 
 class RangeReader(Protocol):
-    """Reads parts of files at their source. `controller.downloads.transfers_client.TransfersClient` does."""
+    """Reads parts of files at their source. `controller.transfers_client.TransfersClient` does."""
 
     async def read_range(self, order: RangeOrder) -> bytes:
         """Return the bytes of a file at its source that `order` names; fewer where the file ends. Raises

@@ -37,12 +37,12 @@ from controller.downloads.forecast import (
     measure_rooms,
     read_remote_artifacts,
 )
-from controller.downloads.transfers_client import TransfersClient
 from controller.journal import EventLog
 from controller.redaction import mask_text
 from controller.round_events import NewEntry
 from controller.settings import DownloadPermission
 from controller.state import ObservedState
+from controller.transfers_client import TransfersClient
 
 log = logging.getLogger(__name__)
 

@@ -50,6 +50,20 @@ class DownloadSource:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchFiles:
+    """Plan action: copy the files of a model to a host that lacks them, from `sources`, names of hosts as
+    `planning.hosts.find_file_sources` returns them. The time that it takes does not count towards a start deadline, and
+    a failed copy is retried with a backoff of its own."""
+
+    kind: ClassVar[str] = "fetch"
+    model: str
+    spec_hash: str
+    host: str
+    sources: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaAction:
     """Base of the actions on one replica. `id`: the replica and the attempt. In the actions, `name` is the name of the
     replica's container or process, and `reason` says in words why the plan has the action."""
@@ -141,7 +155,9 @@ class Wake(ReplicaAction):
     claims: Mapping[str, int]
 
 
-Action: TypeAlias = Preflight | PullImage | DownloadSource | Start | Drain | Undrain | Stop | Remove | PutToSleep | Wake
+Action: TypeAlias = (
+    Preflight | PullImage | DownloadSource | FetchFiles | Start | Drain | Undrain | Stop | Remove | PutToSleep | Wake
+)
 
 
 @dataclass(frozen=True, slots=True)

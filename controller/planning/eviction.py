@@ -32,6 +32,7 @@ from controller.planning.eviction_candidates import (
     is_evictable,
     pending_models,
 )
+from controller.planning.hosts import find_file_sources
 from controller.planning.placement import (
     ClaimLedger,
     NoRoom,
@@ -443,6 +444,9 @@ class RoomAllocator:
     def _is_checked_on(self, model: DesiredModel, host: str, lenient_now: float) -> bool:
         preflight = self.observed.preflights.get(PreflightKey(model.name, model.spec_hash, host))
         if preflight is None or not preflight.ok:
+            return False
+        found = self.observed.find_host(host) if host else None
+        if found is not None and find_file_sources(model.name, found, self.observed):
             return False
         return any(preflight.is_fresh(at, self.desired.preflight_recheck_s) for at in (self.now, lenient_now))
 

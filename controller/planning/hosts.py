@@ -1,4 +1,4 @@
-"""Deciding which hosts are silent, lost or back. Pure.
+"""Deciding which hosts are silent, lost or back, and from which a host gets model files. Pure.
 
 A host that does not answer is unknown, not empty: what runs there may serve. Only after `lost_after_s` without a word
 do others take over, of one host at a time, and of none while so many are silent that the controller is rather the one
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from controller.hosts import Host, HostState
+from controller.state import ObservedState
 
 MOST_AWAY: Final = 0.5
 """Share of the hosts above which their silence or refusal, if it is that of two or more, is taken for the controller's
@@ -83,3 +84,24 @@ def _with_state(host: Host, state: HostState, before: Host | None, now: float) -
     stays_away = before is not None and state in (*_UNHEARD, HostState.REFUSED)
     taken_over_at = before.taken_over_at if before is not None and stays_away else None
     return replace(host, state=state, since=since, reached_since=reached_since, taken_over_at=taken_over_at)
+
+
+HEAD: Final = ""
+"""The controller's own machine among the hosts to fetch from."""
+MOST_SOURCES: Final = 16
+"""Hosts that are asked for one model's files."""
+
+
+def find_file_sources(model: str, host: Host, observed: ObservedState) -> tuple[str, ...]:
+    """Return the names of the hosts from which `host` gets the files of a model that it lacks. The first has all of
+    them, and says which: the head (`HEAD`), or where that has none of them another host. The others may have them, or
+    a part while they fetch them, too. Empty: the host lacks nothing, as far as is known, or nobody has the files, or
+    the host fetches none."""
+    if model not in host.missing_models or host.files_url is None:
+        return ()
+    others = [each for each in observed.hosts if each.answers and each.files_url is not None and each.name != host.name]
+    others.sort(key=lambda each: (model in each.missing_models, each.name))
+    names = [each.name for each in others]
+    if model in observed.head_models:
+        return (HEAD, *names)[:MOST_SOURCES]
+    return tuple(names[:MOST_SOURCES]) if others and model not in others[0].missing_models else ()

@@ -15,9 +15,11 @@ from typing import Final
 
 from controller.hosts import Gpu, GpuProcess, Host, HostState, UnreadGpu, is_memory_key
 from controller.planning.actions import WAITING_FOR_ROOM
+from controller.planning.hosts import find_file_sources
 from controller.state import (
     DesiredModel,
     Failure,
+    FetchKey,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -263,13 +265,19 @@ class StartHistory:
         return key in self.failed_keys or (failure is not None and failure.must_wait(self.now))
 
     def avoids_host(self, host: str) -> bool:
-        """Return whether a start on the host is tried only if no other one has room, because its preflight or the pull
-        of its image has failed there."""
+        """Return whether a start on the host is tried only if no other one has room, because its preflight, the pull of
+        its image or the copy of its files has failed there."""
+        key = FetchKey(self.model.name, self.model.spec_hash, host)
+        fetch = self.observed.fetches.get(key) if self.observed.fetches else None
+        if fetch is not None and fetch.must_wait(self.now):
+            return True
         result = self.observed.preflights.get(PreflightKey(self.model.name, self.model.spec_hash, host))
         if result is None or result.ok:
             return False
         if result.missing_image is None:
-            return result.is_fresh(self.now, self.recheck_s)
+            found = self.observed.find_host(host)
+            is_copied = found is not None and find_file_sources(self.model.name, found, self.observed)
+            return not is_copied and result.is_fresh(self.now, self.recheck_s)  # it is checked anew after the copy
         pull = self.observed.pulls.get(PullKey(result.missing_image, host))
         return pull is not None and pull.must_wait(self.now)
 

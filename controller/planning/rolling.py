@@ -6,6 +6,7 @@ from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import NoRoom, Placement, find_backoff, place_or_wait, place_replica
 from controller.planning.starting import (
     backs_off,
+    has_copy,
     has_files,
     history_of,
     is_start_checked,
@@ -127,8 +128,9 @@ def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: Obse
         turn.add_blocked(index, placement_instead.reason, None, failed=not placement_instead.waiting)
         _let_serve(turn, old_replica)
     elif not is_start_checked(turn, model, index, placement_instead.host):
-        result = turn.observed.preflights.get(PreflightKey(model.name, model.spec_hash, placement_instead.host))
-        if result is not None and not result.ok:
+        host = placement_instead.host
+        result = turn.observed.preflights.get(PreflightKey(model.name, model.spec_hash, host))
+        if (result is not None and not result.ok) or not has_copy(turn, model, host):
             _let_serve(turn, old_replica)
     elif is_serving and isinstance(placement_alongside, Placement):
         issue_start(turn, model, index, placement_alongside, f"{cause}; the old replica serves until then")

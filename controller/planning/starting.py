@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from controller.planning.actions import WAITING_FOR_ROOM, DownloadSource, Preflight, PullImage, Start, Wake
+from controller.planning.actions import WAITING_FOR_ROOM, DownloadSource, FetchFiles, Preflight, PullImage, Start, Wake
+from controller.planning.hosts import HEAD, find_file_sources
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import (
     ClaimLedger,
@@ -14,7 +15,16 @@ from controller.planning.placement import (
     place_sleeper,
     usable_hosts,
 )
-from controller.state import DesiredModel, ObservedState, OpKind, PreflightKey, PullKey, ReplicaId, ReplicaKey
+from controller.state import (
+    DesiredModel,
+    FetchKey,
+    ObservedState,
+    OpKind,
+    PreflightKey,
+    PullKey,
+    ReplicaId,
+    ReplicaKey,
+)
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
@@ -116,6 +126,8 @@ def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str)
     hosts = turn.checked_hosts or [host.name for host in usable_hosts(model, turn.observed)[:1]]
     for host in hosts:
         is_start_checked(turn, model, index, host)
+    if not all(has_copy(turn, model, host) for host in hosts):
+        return  # what is noted is that its files come
     results = [turn.observed.preflights.get(PreflightKey(model.name, model.spec_hash, host)) for host in hosts]
     if all(result is None or result.ok for result in results):
         turn.add_blocked(index, reason, None)
@@ -123,8 +135,11 @@ def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str)
 
 def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int, host: str) -> bool:
     """Return whether a fresh preflight says that the start on `host` can succeed. Otherwise add to the turn the action
-    that must come first (preflight or image pull, unless it is under way), or note in the turn why the replica is
-    blocked."""
+    that must come first (copy of files, preflight or image pull, unless it is under way), or note in the turn why the
+    replica is blocked."""
+    if not has_copy(turn, model, host):
+        _fetch_files(turn, model, index, host)
+        return False
     key = PreflightKey(model.name, model.spec_hash, host)
     result = turn.observed.preflights.get(key)
     is_fresh = result is not None and result.is_fresh(turn.now, turn.preflight_recheck_s)
@@ -139,6 +154,32 @@ def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int, host: str
         error = result.error or "preflight failed"
         turn.add_blocked(index, error, recheck_at, failed=True, plain=result.plain)
     return is_fresh and result.ok
+
+
+def has_copy(turn: ModelTurn, model: DesiredModel, host: str) -> bool:
+    """Return whether the host need not get the model's files from others: it has them, or nobody has."""
+    if not host:  # the only one
+        return True
+    found = turn.observed.find_host(host)
+    return found is None or not find_file_sources(model.name, found, turn.observed)
+
+
+def _fetch_files(turn: ModelTurn, model: DesiredModel, index: int, host: str) -> None:
+    key, found = FetchKey(model.name, model.spec_hash, host), turn.observed.find_host(host)
+    assert found is not None, "only known hosts lack files"
+    failure = turn.observed.fetches.get(key)
+    if failure is not None and failure.must_wait(turn.now):
+        turn.add_failure(index, failure)
+    elif key in turn.observed.fetches and failure is None:
+        fraction = found.fetch_fractions.get(model.name)
+        words = "" if fraction is None else f" ({fraction:.0%})"
+        turn.add_blocked(index, f"its files are being copied to {found.title}{words}", None)
+    else:
+        sources = find_file_sources(model.name, found, turn.observed)
+        like = " as the head has them" if sources[0] == HEAD else ""
+        turn.add_once(
+            FetchFiles(model.name, model.spec_hash, host, sources, f"{found.title} does not have its files{like}")
+        )
 
 
 def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, key: PullKey) -> None:

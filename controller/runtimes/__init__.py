@@ -114,9 +114,9 @@ async def _open_cluster(settings: ControllerSettings, instance: str) -> Runtime:
     state, files = settings.state.absolute(), None
     file = state / "hosts" / "replicas.json"
     if not settings.insecure_private_network and (settings.is_ray or settings.host_relay_port is not None):
-        from controller.runtimes.cluster.material import HostFiles
+        from controller.runtimes.cluster.material import HostCredentials
 
-        files = HostFiles.in_state(state)
+        files = HostCredentials.in_state(state)
     if settings.is_ray:
         from controller.runtimes.cluster.ray_carrier import open_ray_hosts
 

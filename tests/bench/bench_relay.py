@@ -22,7 +22,7 @@ import uvloop
 
 from contract.hosts import HostReplica, HostReplicaId
 from contract.routing import Endpoint
-from controller.runtimes.cluster.material import ensure_material, write_host_files
+from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import RelayKeeper, describe_tls, list_relay_names
 from tests.bench.bench_pace import LOADS, Sample, measure_load
 from tests.bench.load import CHAT, allow_many_files, request_bytes, sequential_p50_ms
@@ -46,7 +46,7 @@ async def _start(secret: str) -> AsyncIterator[tuple[Target, psutil.Process]]:
         url = f"http://127.0.0.1:{int(engine_port)}"
         now = time.time()
         material = ensure_material(folder, "bench", is_insecure=False, now=now)
-        files = write_host_files(material, folder, list_relay_names("b"), ["127.0.0.2"], now=now)
+        files = write_credentials(material, folder, list_relay_names("b"), ["127.0.0.2"], now=now)
         keeper = RelayKeeper(folder, "b", "127.0.0.2", free_port(), files)
         stack.push_async_callback(keeper.close)
         identity = HostReplicaId(model=RELAYED, index=0, spec_hash="0", attempt=1)

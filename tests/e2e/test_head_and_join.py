@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -65,15 +66,33 @@ class Site:
         print(f"{what}: {time.monotonic() - began_at:.1f} s")
 
 
+def check_files(site: Site) -> None:
+    """What b lacks of a model comes from the head, over TLS with the certificates of both."""
+    folder = site.head.folder / "models" / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "w.safetensors").write_bytes(os.urandom(3_000_000))
+    models = {"m": {"backend": "vllm", "model_path": "m", "hosts": ["b"], "gpus": 0, "vram_mib": 1}}
+    (site.head.folder / "desired-state" / "models.yaml").write_text(json.dumps({"models": models}))
+    copied = site.b.folder / "models" / "m" / "w.safetensors"
+    eventually("its files are there", copied.exists)
+    assert copied.read_bytes() == (folder / "w.safetensors").read_bytes()
+    assert f"other hosts get models at https://{site.b.address}:8099" in (site.b.folder / "join.log").read_text()
+    (site.head.folder / "desired-state" / "models.yaml").write_text("models: {}\n")
+
+
 @pytest.mark.engines
 async def test_a_host_joins_comes_back_and_leaves() -> None:
     with ray_hosts("head", "b", "c", with_ray=False) as hosts:
         site = Site(hosts)
+        for host in (site.head, site.b):
+            host.settings["ROUNDHOUSE_DOWNLOADS"] = "on"
         site.start_head()
         site.join(site.b, "--name", "b", "--label", "disk=fast")
         await site.until("both are ready", head="ready", b="ready")
         [first_line, *_] = (site.b.folder / "join.log").read_text().splitlines()
         assert "can run programs on every host" in first_line
+        check_files(site)
 
         # A second one of the name starts nothing, and its state folder is nobody's.
         site.join(site.c, "--name", "b")

@@ -109,7 +109,7 @@ class RayHosts:
         """Begin to run `roundhouse` with these arguments on a host that `start` has not started, in its folder. There
         `COMMAND.log` gets what it prints, and `COMMAND.code` its exit code. Nobody reaps processes there."""
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "ROUNDHOUSE_RETRIEVAL": "off"}
-        environment |= {"ROUNDHOUSE_STATE": str(host.state), "ROUNDHOUSE_DOWNLOADS": "off"}
+        environment |= {"ROUNDHOUSE_STATE": str(host.state), "ROUNDHOUSE_DOWNLOADS": "off", **host.settings}
         command = [str(self.python), "-m", "cli.main", *arguments]
         if host.process is None:
             inside = ["ip", "netns", "exec", host.network, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

@@ -15,7 +15,7 @@ from common.host_tls import HostContexts
 from contract.hosts import EngineTls, HostReplica, HostReplicaId
 from contract.routing import Endpoint
 from controller.runtimes.cluster.host_relay import CHECK_NAME, CHECK_WORD
-from controller.runtimes.cluster.material import ensure_material, write_host_files
+from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import RelayKeeper, describe_tls, list_relay_names, relay_folder
 from tests.support.ports import free_port
 from tests.support.wait import until
@@ -45,7 +45,7 @@ class RelaySite:
     def __init__(self, folder: Path, *, is_insecure: bool = False) -> None:
         self.folder = folder
         material = ensure_material(folder, "i", is_insecure=False, now=time.time())
-        self.files = write_host_files(material, folder, list_relay_names("b"), [HOST], now=time.time())
+        self.files = write_credentials(material, folder, list_relay_names("b"), [HOST], now=time.time())
         self.port = free_port()
         self.keeper = RelayKeeper(relay_folder(folder), "b", HOST, self.port, None if is_insecure else self.files)
         self.context = HostContexts().find_context(describe_tls(self.files, ""))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from common.network.transport import InterruptedConnectionError
@@ -90,11 +91,14 @@ class DownloadBoard:
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
+    def order(
+        self, reference: ModelReference, *, include_pickle: bool, peers: tuple[str, ...] = ()
+    ) -> tuple[Download, bool]:
         """Begin a download, or begin again one that has ended; one that is just being cancelled begins again when its
         threads have ended. Return it, and True; if the same reference is under way with the same `include_pickle`,
-        return that download, and False. `include_pickle`: whether weights in pickle files are taken, too. Does not wait
-        for the source. Blocks on the disk. Raises OSError if the download cannot be recorded."""
+        return that download, and False. `include_pickle`: whether weights in pickle files are taken, too. `peers`: see
+        `CopyOrder.peers`. Does not wait for the source. Blocks on the disk. Raises OSError if the download cannot
+        be recorded."""
         text = str(reference)
         download = make_download_id(text, include_pickle=include_pickle)
         with self._lock:
@@ -104,6 +108,7 @@ class DownloadBoard:
                 id=download,
                 reference=text,
                 include_pickle=include_pickle,
+                peers=list(peers),
                 created_at=self._clock(),
             )
             if download in self._jobs:
@@ -214,6 +219,14 @@ class DownloadBoard:
                 or path in {each.path for each in self._records[download].placed}
                 for download, job in self._jobs.items()
             )
+
+    def find_partial(self, path: str, sha256: str, start: int, end: int) -> Path | None:
+        """Return the partial file of a download under way that has these bytes of the file at a path below the models
+        folder, on disk. None: none has, or the file has another hash. Blocks."""
+        with self._lock:
+            jobs = list(self._jobs.values())
+        found = (job.find_partial(path, sha256, start, end) for job in jobs)
+        return next((each for each in found if each is not None), None)
 
     def _go_on(self, record: DownloadRecord) -> None:
         try:

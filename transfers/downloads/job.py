@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Final
 
 from contract.downloads import DownloadRecord, PlacedFile
 from contract.errors import RoundhouseError
-from contract.model_reference import ModelReference
+from contract.model_reference import HeadReference, ModelReference
 from transfers.fetch import (
     DownloadProgress,
+    FetchJournal,
     FetchOptions,
     FileFetch,
     FileHash,
@@ -23,9 +24,11 @@ from transfers.fetch import (
     copy_file,
     hash_file,
     is_right,
+    plan_segments,
 )
 from transfers.models_folder import ModelsFolder
-from transfers.network import NetworkOptions, SourceClient
+from transfers.network import NetworkOptions
+from transfers.sharing import DigestStore
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.source_set import SourceSet
 
@@ -70,12 +73,18 @@ def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
 
 
 def find_present(
-    folder: ModelsFolder, resolution: Resolution, placed: Iterable[PlacedFile], check_stop: Callable[[], None]
+    folder: ModelsFolder,
+    resolution: Resolution,
+    placed: Iterable[PlacedFile],
+    check_stop: Callable[[], None],
+    digests: DigestStore | None = None,
+    replaceable: Collection[str] = (),
 ) -> PresentFiles:
     """Return which files of a download the models folder has, and which are missing. A file of the right size is read
     and compared by its content, which may take minutes. Only the recorded SHA-256 is compared if a download put the
     file there, its time is still the recorded one, and the source names a SHA-256. `placed`: the files that all
-    downloads have put into place. `check_stop` is called while contents are read; what it raises is raised. Blocks.
+    downloads have put into place. `check_stop` is called while contents are read; what it raises is raised. `digests`:
+    known hashes, in place of reading. `replaceable`: paths where another file counts as missing. Blocks.
 
     Raises:
         RoundhouseError: `models_file_conflict`: a file of another size or content is where a file belongs.
@@ -90,7 +99,10 @@ def find_present(
             present.missing.append(file)
             continue
         record = known.get(target)
-        here = _compare(folder, file, target, status, record, check_stop)
+        here = _compare(folder, file, target, status, record, check_stop, digests)
+        if here is None and target in replaceable:
+            present.missing.append(file)
+            continue
         if here is None:
             raise RoundhouseError(
                 "models_file_conflict", f"{target!r:.300} in the models folder is another file than the source's."
@@ -107,14 +119,21 @@ def _compare(
     status: os.stat_result,
     placed: PlacedFile | None,
     check_stop: Callable[[], None],
+    digests: DigestStore | None,
 ) -> PlacedFile | None:
     """Return what is there; None: it is not the source's."""
     if status.st_size != file.size:
         return None
     if placed is not None and placed.mtime_ns == status.st_mtime_ns and file.sha256 is not None:
         return placed if placed.sha256 == file.sha256 else None
+    known = None if digests is None else digests.find(folder.path / target, status)
+    if known is not None and file.sha256 is not None:
+        is_same = known == file.sha256
+        return PlacedFile(path=target, size=file.size, sha256=known, mtime_ns=status.st_mtime_ns) if is_same else None
     with folder.open_file(target) as descriptor:
         found = hash_file(descriptor, file.size, check_stop)
+    if digests is not None:
+        digests.note(folder.path / target, status, found.sha256)
     is_same = is_right(file, found) if file.local_path is None else _is_copy(file, found, check_stop)
     if not is_same:
         return None
@@ -212,7 +231,7 @@ class RoomLedger:
 @dataclass(frozen=True, slots=True)
 class JobTools:
     """What all download jobs of a program share: the sources, the models folder, the locks of the models' folders, how
-    to connect and to fetch, and the room that they take."""
+    to connect and to fetch, the room that they take, and the known hashes."""
 
     sources: SourceSet
     folder: ModelsFolder
@@ -220,6 +239,7 @@ class JobTools:
     network: NetworkOptions
     fetch: FetchOptions
     room: RoomLedger = field(default_factory=RoomLedger)
+    digests: DigestStore = field(default_factory=DigestStore)
 
 
 class DownloadJob:
@@ -244,7 +264,10 @@ class DownloadJob:
         self._save = save
         self._list_placed = list_placed
         self._stopped = threading.Event()
-        self._client = SourceClient(tools.network)
+        self._peers = tuple(record.peers) if isinstance(reference, HeadReference) else ()
+        self._client = tools.sources.open_client(tools.network, self._peers)
+        self._partials: Mapping[str, tuple[SourceFile, Path]] = {}
+        """By path below the models folder, while they are fetched."""
 
     def stop(self) -> None:
         """Have `run` end soon with StoppedError; does not wait. A question to the source about the reference that is
@@ -268,7 +291,10 @@ class DownloadJob:
             self._check_stop()
             self.progress.set_state("resolving")
             resolved = self._tools.sources.resolve(
-                self._reference, include_pickle=self._record.include_pickle, wait=self._wait
+                self._reference,
+                include_pickle=self._record.include_pickle,
+                peers=self._peers,
+                wait=self._wait,
             )
             resolution = choose_folder(resolved, self._list_placed())
             # First: a removal that goes on while the record is written has looked at it, or is seen by what follows.
@@ -288,7 +314,10 @@ class DownloadJob:
     def _fetch_missing(self, resolution: Resolution) -> list[PlacedFile]:
         """Return the files that were there already, put by somebody else."""
         folder = self._tools.folder
-        present = find_present(folder, resolution, self._list_placed(), self._check_stop)
+        is_copy = isinstance(self._reference, HeadReference)
+        replaceable = {each.path for each in self._record.placed} if is_copy else ()
+        digests = self._tools.digests if is_copy else None
+        present = find_present(folder, resolution, self._list_placed(), self._check_stop, digests, replaceable)
         missing = present.missing
         for file in resolution.files:
             if file not in missing:
@@ -302,11 +331,24 @@ class DownloadJob:
                     here += path.stat().st_blocks * 512
             return sum(file.size for file in missing) - here
 
+        self._partials = {resolution.target_of(file): (file, partials[file.path]) for file in missing}
         with self._tools.room.reserve(count_missing_bytes, folder.measure_free):
             found = {file.path: self._fetch(file, partials[file.path]) for file in missing}
-        self._place(resolution, present, partials, found)
+        self._place(resolution, present, partials, found, replaceable)
         folder.remove_partials(self._record.id)
         return present.found
+
+    def find_partial(self, path: str, sha256: str, start: int, end: int) -> Path | None:
+        """Return the partial file that has these bytes of the file at a path below the models folder, on disk. None:
+        there is none, or the file has another hash. Blocks. May be called from any thread."""
+        file, partial = self._partials.get(path, (None, None))
+        if file is None or partial is None or file.sha256 != sha256:
+            return None
+        with suppress(OSError):
+            done = FetchJournal.of_partial(partial).read(file.identity, file.size)
+            lacks = plan_segments(min(end, file.size), done, file.size)
+            return partial if all(stop <= start for _, stop in lacks) else None
+        return None
 
     def _fetch(self, file: SourceFile, partial: Path) -> FileHash:
         self._check_stop()
@@ -320,18 +362,24 @@ class DownloadJob:
         present: PresentFiles,
         partials: dict[str, Path],
         found: dict[str, FileHash],
+        replaceable: Collection[str],
     ) -> None:
-        """Move the files to their places, the main one last: who sees it sees all."""
+        """Move the files to their places, the main one last: who sees it sees all. `replaceable`: paths of files that
+        may be there, of earlier runs."""
         self._check_stop()
         placed = {each.path: each for each in (*self._record.placed, *present.placed)}
         for file in present.missing:
             target = resolution.target_of(file)
+            if file.mtime_ns is not None:
+                os.utime(partials[file.path], ns=(file.mtime_ns, file.mtime_ns))
             mtime_ns = partials[file.path].stat().st_mtime_ns
             placed[target] = PlacedFile(path=target, size=file.size, sha256=found[file.path].sha256, mtime_ns=mtime_ns)
         # Before the first move: a kill in between must not leave files that nobody may remove.
         self._change(placed=list(placed.values()))
         for file in reversed(present.missing):
-            self._tools.folder.place_file(partials[file.path], resolution.target_of(file))
+            target = resolution.target_of(file)
+            status = self._tools.folder.place_file(partials[file.path], target, replaces=target in replaceable)
+            self._tools.digests.note(self._tools.folder.path / target, status, found[file.path].sha256)
 
     def _change(self, **fields: object) -> None:
         self._record = self._record.model_copy(update=fields)

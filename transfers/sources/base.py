@@ -37,6 +37,10 @@ class SourceFile:
     """Id of the file as a git object; None: the source names none."""
     url: str | None = None
     local_path: Path | None = None
+    mirrors: tuple[str, ...] = ()
+    """Further addresses, of hosts that may have the file or a part of it, and are asked for each range before `url`."""
+    mtime_ns: int | None = None
+    """Time of the last change that the file gets; None: that of its coming."""
     commit: str | None = None
     """Commit that the source must name in its answers, where it names one; None: any."""
 
@@ -60,7 +64,7 @@ class Resolution:
     files: tuple[SourceFile, ...]
     """The files, the main one first; at least one."""
     folder: str
-    """Folder below the models folder."""
+    """Folder below the models folder; empty: that folder itself."""
     is_folder: bool = False
     """Whether the model is the folder, and not its first file."""
     projector: str | None = None
@@ -68,7 +72,10 @@ class Resolution:
 
     def target_of(self, file: SourceFile) -> str:
         """Return the path below the models folder of one of `files`."""
-        return f"{self.folder}/{file.path}"
+        return self._place(file.path)
+
+    def _place(self, path: str) -> str:
+        return f"{self.folder}/{path}" if self.folder else path
 
     @property
     def main(self) -> str:
@@ -78,7 +85,7 @@ class Resolution:
     @property
     def projector_target(self) -> str | None:
         """Path of the projector below the models folder; None: there is none."""
-        return None if self.projector is None else f"{self.folder}/{self.projector}"
+        return None if self.projector is None else self._place(self.projector)
 
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)

@@ -73,6 +73,7 @@ class HostActor:
         from controller.runtimes.cluster.host_service import HostService
         from controller.runtimes.cluster.relay_keeper import open_relay
         from controller.settings import load_settings
+        from controller.transfers_client import TransfersClient, transfers_address
 
         if "OMP_NUM_THREADS" not in read_own_environment():
             os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1, and engines would inherit that
@@ -86,9 +87,13 @@ class HostActor:
         memory_mib, is_limited = read_memory_limit(settings)
         models = settings.models.absolute()
         host = describe_host(os.environ)
-        relay = open_relay(settings, state, host["name"], host["address"] or "127.0.0.1")
         self._service = HostService(
-            runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_limited, relay=relay
+            runtime,
+            models=models,
+            transfers=TransfersClient(transfers_address(settings.transfers_address, settings.transfers_token_file)),
+            memory_mib=memory_mib,
+            is_memory_limited=is_limited,
+            relay=open_relay(settings, state, host["name"], host["address"] or "127.0.0.1"),
         )
         self._watch = asyncio.create_task(repeat_work(self._follow_runtime, "following the runtime", 1.0))
         return None

@@ -7,15 +7,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from contract.desired import Definition
 from contract.hosts import (
+    CancelFetchRequest,
+    FetchFilesRequest,
+    FilesReply,
     HostDefinition,
     HostError,
     HostGpu,
@@ -41,16 +43,14 @@ from contract.hosts import (
 from contract.status import Wire
 from controller import __version__
 from controller.artifacts.model_roots import ModelRoots
-from controller.artifacts.read import read_stamps
 from controller.engines import REPLICA_ENGINES, get_engine
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.relay_keeper import RelayKeeper
 from controller.state import ReplicaId
+from controller.transfers_client import TransfersClient
 
 log = logging.getLogger(__name__)
-
-FILES_FRESH_S: Final = 5.0
-"""Seconds for which a look at the model files answers every round."""
 
 AnyWire = TypeVar("AnyWire", bound=Wire)
 AnyValue = TypeVar("AnyValue")
@@ -118,13 +118,15 @@ class HostService:
         runtime: Runtime,
         *,
         models: ModelRoots | None = None,
+        transfers: TransfersClient | None = None,
         memory_mib: int | None = None,
         is_memory_limited: bool = False,
         relay: RelayKeeper | None = None,
     ) -> None:
-        """`models`: the models folders of this host; None: nothing is said of files and free space. `memory_mib` and
-        `is_memory_limited`: as in `Host`. `relay`: that of this host, which `close` closes; None: the controller and
-        the gateway reach the engines where they listen."""
+        """`models`: the models folders of this host; None: nothing is said of files and free space. `transfers`: asks
+        the program there that fetches files of other hosts; None: there is none. `memory_mib` and `is_memory_limited`:
+        as in `Host`. `relay`: that of this host, which `close` closes; None: the controller and the gateway reach the
+        engines where they listen."""
         self.runtime = runtime
         self._models = models
         self._relay = relay
@@ -132,11 +134,12 @@ class HostService:
         self._is_memory_limited = is_memory_limited
         self._unified: frozenset[str] = frozenset()
         self._stops: dict[str, _Stop] = {}
-        self._missing: tuple[float, frozenset[str], frozenset[str]] = (-FILES_FRESH_S, frozenset(), frozenset())
-        """When files were looked for last, the paths that were, and those of them that were missing."""
+        self._files = None if models is None else HostFiles(models, transfers)
         self._methods: Mapping[str, _Method] = {
             "observe": _Method(ObserveRequest, self._observe),
             "check_preflight": _Method(PreflightRequest, self._check_preflight),
+            "fetch_files": _Method(FetchFilesRequest, self._fetch_files),
+            "cancel_fetch": _Method(CancelFetchRequest, self._cancel_fetch),
             "pull_image": _Method(NameRequest, self._pull_image),
             "start_replica": _Method(StartReplicaRequest, self._start_replica),
             "stop_replica": _Method(ReplicaRequest, self._stop_replica),
@@ -171,9 +174,12 @@ class HostService:
         return reply.model_dump_json().encode()
 
     async def close(self) -> None:
-        """Close the relay's keeper. The relay runs on as long as engines do."""
+        """Close the relay's keeper, and end the connection to `transfers`. The relay runs on as long as engines do, and
+        the runtime stays open."""
         if self._relay is not None:
             await self._relay.close()
+        if self._files is not None:
+            await self._files.close()
 
     async def _observe(self, request: ObserveRequest) -> HostObservation:
         runtime = self.runtime
@@ -194,6 +200,9 @@ class HostService:
                 listed, error = None, f"its relay cannot be told of its engines: {problem}"
         self._unified |= {gpu.uuid for gpu in gpus or () if gpu.is_unified}
         driver = runtime.get_gpu_driver()
+        files = self._files
+        if files is not None:
+            await files.look(request.model_paths)
         return HostObservation(
             runtime=runtime.kind,
             versions={"roundhouse": __version__},
@@ -209,7 +218,11 @@ class HostService:
             models_free_mib=await asyncio.to_thread(self._read_free_mib),
             relay=None if self._relay is None else self._relay.address,
             is_insecure=self._relay is not None and self._relay.is_insecure,
-            missing_paths=await self._find_missing(frozenset(request.model_paths)),
+            missing_paths=() if files is None else tuple(sorted(files.missing)),
+            files_url=None if files is None else files.url,
+            files_mark="" if files is None else files.mark,
+            file_stamps=None if files is None or files.mark == request.known_files else dict(files.stamps),
+            fetch_fractions={} if files is None else dict(files.fractions),
         )
 
     def _read_free_mib(self) -> int | None:
@@ -218,23 +231,24 @@ class HostService:
         except OSError:
             return None
 
-    async def _find_missing(self, paths: frozenset[str]) -> tuple[str, ...]:
-        if self._models is None or not paths:
-            return ()
-        looked_at, known, missing = self._missing
-        now = time.monotonic()
-        if known != paths or now - looked_at >= FILES_FRESH_S:
-            stamps = await asyncio.to_thread(read_stamps, self._models, paths)
-            missing = frozenset(path for path, stamp in stamps.items() if stamp is None)
-            self._missing = (now, paths, missing)
-        return tuple(sorted(missing))
-
     async def _check_preflight(self, request: PreflightRequest) -> PreflightReply:
         try:
             definition = unpack_definition(request.definition)
         except StartError as error:
             return PreflightReply(ok=False, error=str(error))
         return to_message(PreflightReply, await self.runtime.check_preflight(request.model, definition, request.image))
+
+    async def _fetch_files(self, request: FetchFilesRequest) -> FilesReply:
+        if self._files is None:
+            raise StartError("there is no models folder")
+        await self._files.fetch(request.paths, request.peers)
+        stamps = self._files.stamps
+        return FilesReply(file_stamps={path: stamps[path] for path in request.paths if path in stamps})
+
+    async def _cancel_fetch(self, request: CancelFetchRequest) -> HostMessage:
+        if self._files is not None:
+            await self._files.cancel(request.paths)
+        return HostMessage()
 
     async def _pull_image(self, request: NameRequest) -> HostMessage:
         await self.runtime.pull_image(request.name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,8 @@ from controller.runtimes.cluster.carrier import CarriedHost, HostRefusedError, H
 from controller.runtimes.cluster.host_service import HostService
 from controller.runtimes.cluster.relay_keeper import list_relay_names, open_relay
 from controller.runtimes.process.runtime import ProcessRuntime
-from controller.settings import ControllerSettings
+from controller.settings import TRANSFERS_SOCKET, ControllerSettings
+from controller.transfers_client import TransfersClient, transfers_address
 
 HEARTBEAT_S: Final = 0.8
 """Seconds between two heartbeats."""
@@ -196,18 +197,28 @@ def open_local_hosts(
     settings: ControllerSettings, instance: str, memory_mib: int, is_memory_limited: bool
 ) -> LocalCarrier:
     """Return a carrier of the hosts of `settings.hosts`, each with a ProcessRuntime, with a folder below `hosts` in the
-    state folder and a loopback address of its own: 127.0.0.2 and so on. All have the same models folders, and each has
-    `memory_mib` of main memory, and the GPUs of this machine: where there are some, let models of one host use them.
-    With `settings.host_relay_port` each has a relay. Raises OSError if a folder cannot be made."""
+    state folder and a loopback address of its own: 127.0.0.2 and so on. A host whose folder has a folder `models` has
+    that one, and fetches files by a `transfers` that listens at `transfers.sock` beside it; the others have the
+    controller's models folders. Each has `memory_mib` of main memory, and the GPUs of this machine: where there are
+    some, let models of one host use them. With `settings.host_relay_port` each has a relay. Raises OSError if a folder
+    cannot be made."""
     models, services, addresses, folders = settings.models.absolute(), {}, {}, {}
     for number, name in enumerate(settings.hosts, start=2):
         folders[name] = folder = settings.state.absolute() / "hosts" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         addresses[name] = address = f"127.0.0.{number}"
-        runtime = ProcessRuntime(instance, folder, models, log_mib=settings.engine_log_mib, host=address)
-        relay = open_relay(settings, folder, name, address)
+        own, transfers = folder / "models", None
+        if own.is_dir():
+            transfers = TransfersClient(transfers_address(f"unix:{folder / TRANSFERS_SOCKET}", None))
+        roots = models if transfers is None else replace(models, folders=(own,))
+        runtime = ProcessRuntime(instance, folder, roots, log_mib=settings.engine_log_mib, host=address)
         services[name] = HostService(
-            runtime, models=models, memory_mib=memory_mib, is_memory_limited=is_memory_limited, relay=relay
+            runtime,
+            models=roots,
+            transfers=transfers,
+            memory_mib=memory_mib,
+            is_memory_limited=is_memory_limited,
+            relay=open_relay(settings, folder, name, address),
         )
     if settings.host_relay_port is not None and not settings.insecure_private_network:
         _sign_hosts(settings, instance, folders)
@@ -216,10 +227,14 @@ def open_local_hosts(
 
 def _sign_hosts(settings: ControllerSettings, instance: str, folders: Mapping[str, Path]) -> None:
     """Write certificates as of a head and of hosts that joined, where there are none. Raises OSError."""
-    from controller.runtimes.cluster.material import HostFiles, ensure_material, write_host_files  # the extra `cluster`
+    from controller.runtimes.cluster.material import (  # the extra `cluster`
+        HostCredentials,
+        ensure_material,
+        write_credentials,
+    )
 
     state = settings.state.absolute()
     material = ensure_material(state, instance, is_insecure=False, now=time.time())
     for place, names in [(state, ["head"]), *((folder, list_relay_names(name)) for name, folder in folders.items())]:
-        if not HostFiles.in_state(place).key.exists():
-            write_host_files(material, place, names, [], now=time.time())
+        if not HostCredentials.in_state(place).key.exists():
+            write_credentials(material, place, names, [], now=time.time())

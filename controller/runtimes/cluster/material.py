@@ -95,7 +95,7 @@ def read_membership(state: Path) -> Membership | None:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFiles:
+class HostCredentials:
     """Paths of what a host shows to others and checks them with."""
 
     token: Path
@@ -104,7 +104,7 @@ class HostFiles:
     key: Path
 
     @classmethod
-    def in_state(cls, state: Path) -> HostFiles:
+    def in_state(cls, state: Path) -> HostCredentials:
         """Return where the files of a host with this state folder are, whether they exist or not."""
         folder = cluster_folder(state)
         return cls(folder / "ray-token", folder / "ca.crt", folder / "host.crt", folder / "host.key")
@@ -164,14 +164,14 @@ def read_material(path: Path) -> JoinMaterial:
     return material
 
 
-def write_host_files(
+def write_credentials(
     material: JoinMaterial, state: Path, names: Iterable[str], addresses: Iterable[str], *, now: float
-) -> HostFiles:
-    """Sign a certificate for a host that is reached by these names and IP addresses, and write all files of `HostFiles`
-    into its state folder, in place of earlier ones. It serves and asks with the same one. A name may be `*.NAME`.
-    Blocks. Raises ValueError for what is no IP address, and OSError."""
+) -> HostCredentials:
+    """Sign a certificate for a host that is reached by these names and IP addresses, and write all its credentials into
+    its state folder, in place of earlier ones. It serves and asks with the same one. A name may be `*.NAME`. Blocks.
+    Raises ValueError for what is no IP address, and OSError."""
     certificate, key = sign_certificate(material, names, addresses, now=now)
-    files = HostFiles.in_state(state)
+    files = HostCredentials.in_state(state)
     files.token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, text in (
         (files.token, material.token),

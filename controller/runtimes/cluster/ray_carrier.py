@@ -406,7 +406,7 @@ def open_ray_hosts(settings: ControllerSettings, instance: str) -> RayCarrier:
         raise RuntimeUnavailableError("ROUNDHOUSE_HOSTS names Ray, which is not installed: install roundhouse[cluster]")
     from controller.runtimes.cluster.material import (  # its `cryptography` comes with the extra, too
         MATERIAL_NAME,
-        HostFiles,
+        HostCredentials,
         MaterialError,
         cluster_folder,
         read_material,
@@ -417,7 +417,7 @@ def open_ray_hosts(settings: ControllerSettings, instance: str) -> RayCarrier:
         is_insecure = read_material(cluster_folder(state) / MATERIAL_NAME).is_insecure
     except MaterialError as error:
         raise RuntimeUnavailableError(f"ROUNDHOUSE_HOSTS names Ray, and this is no head: {error}") from error
-    files = HostFiles.in_state(state)
+    files = HostCredentials.in_state(state)
     return RayCarrier(
         settings.hosts[0].removeprefix("ray:"),
         instance,

@@ -37,13 +37,13 @@ from controller.runtimes.cluster.bridge import ENGINES_LABEL
 from controller.runtimes.cluster.door import DoorError, JoinReply, JoinRequest, ask_door
 from controller.runtimes.cluster.host_actor import ADDRESS_VARIABLE, LABELS_VARIABLE, LOCK_NAME, NAME_VARIABLE
 from controller.runtimes.cluster.material import (
-    HostFiles,
+    HostCredentials,
     JoinMaterial,
     MaterialError,
     Membership,
     cluster_folder,
     read_material,
-    write_host_files,
+    write_credentials,
     write_membership,
 )
 from controller.runtimes.cluster.ray_carrier import build_ray_environment
@@ -121,7 +121,7 @@ def build_ray_command(
 
 
 def build_environment(
-    environment: Mapping[str, str], files: HostFiles, *, is_insecure: bool, gcs: Path | None = None
+    environment: Mapping[str, str], files: HostCredentials, *, is_insecure: bool, gcs: Path | None = None
 ) -> dict[str, str]:
     """Return the environment of Ray's processes: this one with Ray's variables in it, and none of an operator's. `gcs`:
     where a head keeps its tables, so that it knows its hosts after a restart."""
@@ -171,10 +171,10 @@ def make_request(
     )
 
 
-def sign_host(material: JoinMaterial, state: Path, name: str, address: str, *, now: float) -> HostFiles:
+def sign_host(material: JoinMaterial, state: Path, name: str, address: str, *, now: float) -> HostCredentials:
     """Write the files that a host of this name and address shows to others. Blocks. Raises OSError."""
     names = [name, "localhost", *list_relay_names(name)]
-    return write_host_files(material, state, names, [address, "127.0.0.1"], now=now)
+    return write_credentials(material, state, names, [address, "127.0.0.1"], now=now)
 
 
 class RayNode:

@@ -24,7 +24,7 @@ from controller.runtimes.cluster import host_relay
 from controller.settings import ControllerSettings
 
 if TYPE_CHECKING:  # it needs the extra `cluster`, which hosts of one machine are without
-    from controller.runtimes.cluster.material import HostFiles
+    from controller.runtimes.cluster.material import HostCredentials
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ LONGEST_WAIT_S: Final = 5.0
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def describe_tls(files: HostFiles, server_name: str = host_relay.CHECK_NAME) -> EngineTls:
+def describe_tls(files: HostCredentials, server_name: str = host_relay.CHECK_NAME) -> EngineTls:
     """Return how a program with these files opens connections through a relay, by default to that itself."""
     return EngineTls(
         server_name=server_name,
@@ -61,9 +61,9 @@ def open_relay(settings: ControllerSettings, state: Path, host: str, address: st
     """Return what keeps the relay of a host with this state folder, name and address; None: it is to have none."""
     if settings.host_relay_port is None:
         return None
-    from controller.runtimes.cluster.material import HostFiles  # the extra `cluster`
+    from controller.runtimes.cluster.material import HostCredentials  # the extra `cluster`
 
-    files = None if settings.insecure_private_network else HostFiles.in_state(state)
+    files = None if settings.insecure_private_network else HostCredentials.in_state(state)
     return RelayKeeper(relay_folder(state), host, address, settings.host_relay_port, files)
 
 
@@ -141,7 +141,7 @@ class RelayKeeper:
     """Keeps the relay of this host running. The relay outlives it, as engines do; what is open there goes on when the
     next keeper starts another one. Use one object in one event loop, and one for a folder."""
 
-    def __init__(self, folder: Path, host: str, address: str, port: int, files: HostFiles | None) -> None:
+    def __init__(self, folder: Path, host: str, address: str, port: int, files: HostCredentials | None) -> None:
         """`folder`: where its table and its log are. `address` and `port`: where the relay listens, at
         which the controller and the gateway reach it. `files` None: without TLS; then the relay has a port of its own
         for each replica, after `port`."""

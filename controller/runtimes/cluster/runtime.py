@@ -18,6 +18,9 @@ from common.host_tls import HostContexts
 from contract.desired import Definition
 from contract.hosts import (
     HOSTS_VERSION,
+    CancelFetchRequest,
+    FetchFilesRequest,
+    FilesReply,
     HostGpuDriver,
     HostMessage,
     HostObservation,
@@ -39,7 +42,7 @@ from contract.hosts import (
     TextReply,
 )
 from controller.hosts import HOST, Gpu, GpuDriver, Host, HostState, UnreadGpu, memory_key
-from controller.planning.hosts import is_silent
+from controller.planning.hosts import HEAD, is_silent
 from controller.runtimes.base import (
     LogPart,
     Rendered,
@@ -56,12 +59,13 @@ from controller.runtimes.cluster.carrier import (
     HostSilentError,
     repeat_work,
 )
+from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
 from controller.runtimes.cluster.relay_keeper import check_relay, describe_tls
 from controller.state import Phase, PreflightResult
 
 if TYPE_CHECKING:
-    from controller.runtimes.cluster.material import HostFiles
+    from controller.runtimes.cluster.material import HostCredentials
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,9 @@ PULL_S: Final = 86_400.0
 """Seconds after which the pull of an image has failed."""
 _CURSOR_MARK: Final = "|"
 """Between the host's name and its cursor, in a log's cursor. No host's name has it."""
+
+_ABSOLUTE: Final = ("/", "~")
+"""Beginnings of model paths that may mean another file on another host."""
 
 AnyReply = TypeVar("AnyReply", bound=HostMessage)
 AnyAnswer = TypeVar("AnyAnswer")
@@ -112,8 +119,12 @@ class _KnownHost:
     reached_relay: str | None = None
     """Address of its relay, if that has answered once."""
     look: asyncio.Task[None] | None = None
+    stamps: Mapping[str, str] = field(default_factory=dict)
+    """Its `file_stamps`, as said last."""
+    compared: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By path, a stamp of the head's files and one of the host's that have the same content."""
 
-    def take_word(self, seen: HostObservation, name: str, asked_at: float, files: HostFiles | None) -> None:
+    def take_word(self, seen: HostObservation, name: str, asked_at: float, files: HostCredentials | None) -> None:
         """Take what the host said when it was asked at `asked_at`. Raises ValueError, with nothing changed, if it
         cannot be read."""
         self.replicas = {each.name: _place_replica(each, name, files) for each in seen.replicas or ()}
@@ -124,6 +135,8 @@ class _KnownHost:
             else:
                 self.replicas.setdefault(each, replica)
         self.seen, self.asked_at = seen, asked_at
+        if seen.file_stamps is not None:
+            self.stamps = seen.file_stamps
         self.note_problem(None)
 
     def note_problem(self, problem: str | None, *, is_refused: bool = False) -> None:
@@ -139,7 +152,7 @@ class _KnownHost:
             self.replicas.setdefault(name, replica)
 
 
-def _place_replica(message: HostReplica, host: str, files: HostFiles | None) -> SeenReplica:
+def _place_replica(message: HostReplica, host: str, files: HostCredentials | None) -> SeenReplica:
     replica = from_message(SeenReplica, message)
     tls = None if replica.tls is None or files is None else describe_tls(files, replica.tls.server_name)
     return replace(replica, host=host, tls=tls, claims=_rename_key(replica.claims, HOST, memory_key(host)))
@@ -161,7 +174,7 @@ class ClusterRuntime:
         *,
         kind: str,
         file: Path | None = None,
-        relay_files: HostFiles | None = None,
+        relay_files: HostCredentials | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`kind`: that of the hosts' runtimes. A host of another kind is refused, because the image of a container is
@@ -172,6 +185,10 @@ class ClusterRuntime:
         self.kind = kind
         self.list_model_paths: Callable[[], Mapping[str, Sequence[str]]] = dict
         """Returns the model paths of each declared model, by its name. Each host says which are missing there."""
+        self.head: HostFiles | None = None
+        """Files that the hosts get from the controller's own machine. None: they get none."""
+        self._fetched_paths: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By model and host, what was fetched last."""
         self._file = file
         self._relay_files = relay_files
         self._contexts = HostContexts()
@@ -338,6 +355,8 @@ class ClusterRuntime:
         asked_at, self._model_paths = time.monotonic(), self.list_model_paths()
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
         await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
+        if self.head is not None and any(each.files_url is not None for each in self._list_seen()):
+            await self.head.look({path for paths in self._model_paths.values() for path in paths})
         if all(each.seen is None for each in self._hosts.values()):
             known_problems = sorted((name, each.problem) for name, each in self._hosts.items() if each.problem)
             problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)
@@ -359,7 +378,8 @@ class ClusterRuntime:
         asked_at = time.monotonic()
         paths = {path for paths in self._model_paths.values() for path in paths}
         try:
-            request = ObserveRequest(model_paths=tuple(sorted(paths)))
+            mark = known.seen.files_mark if known.seen is not None else ""
+            request = ObserveRequest(model_paths=tuple(sorted(paths)), known_files=mark)
             seen = await self._ask(host, "observe", request, HostObservation)
         except CarrierDownError:
             return  # says nothing of the host
@@ -416,7 +436,6 @@ class ClusterRuntime:
         )
         if (seen := known.seen) is None:
             return host
-        missing = set(seen.missing_paths)
         return replace(
             host,
             runtime=seen.runtime,
@@ -431,10 +450,38 @@ class ClusterRuntime:
             models_free_mib=seen.models_free_mib,
             relay=seen.relay,
             is_insecure=seen.is_insecure,
-            missing_models=frozenset(
-                model for model, paths in self._model_paths.items() if not missing.isdisjoint(paths)
-            ),
+            missing_models=self._list_lacking(known, seen),
+            files_url=seen.files_url,
+            fetch_fractions={
+                model: min(seen.fetch_fractions[path] for path in paths if path in seen.fetch_fractions)
+                for model, paths in (self._model_paths.items() if seen.fetch_fractions else ())
+                if not seen.fetch_fractions.keys().isdisjoint(paths)
+            },
         )
+
+    def _list_lacking(self, known: _KnownHost, seen: HostObservation) -> frozenset[str]:
+        """Return the models whose files are missing on a host, or may be others than the head's."""
+        lacking = set(seen.missing_paths)
+        head = self.head.stamps if self.head is not None and seen.files_url is not None else {}
+        if head and head != known.stamps:
+            lacking |= {
+                path
+                for path, stamp in known.stamps.items()
+                if head.get(path, stamp) != stamp
+                and known.compared.get(path) != (head[path], stamp)
+                and not path.startswith(_ABSOLUTE)
+            }
+        if not lacking:
+            return frozenset()
+        return frozenset(model for model, paths in self._model_paths.items() if not lacking.isdisjoint(paths))
+
+    def list_head_models(self) -> frozenset[str]:
+        """Return the models whose files hosts can get from the controller's own machine: all are there, and named by
+        paths that are the same on every host."""
+        if self.head is None or self.head.url is None:
+            return frozenset()
+        there = {path for path in self.head.stamps if not path.startswith(_ABSOLUTE)}
+        return frozenset(model for model, paths in self._model_paths.items() if paths and there.issuperset(paths))
 
     def _judge_host(self, carried: CarriedHost, known: _KnownHost, now: float) -> tuple[HostState, str | None, float]:
         """Return the host's state, the reason of it, and when it was last heard."""
@@ -594,6 +641,33 @@ class ClusterRuntime:
         answer = await self._ask(self._choose_host(host), "check_preflight", message, PreflightReply)
         return PreflightResult(answer.ok, self._clock(), answer.error, answer.missing_image, answer.plain)
 
+    async def fetch_files(self, model: str, host: str, sources: Sequence[str]) -> None:
+        """Have `host` fetch the files of a model from the hosts of these names; the empty one is the head. The first
+        has all files. Returns when they are there. Raises StartError, which says why, and as the other methods."""
+        paths, head = tuple(self._model_paths.get(model, ())), self.head
+        places = {name: known.seen.files_url for name, known in self._hosts.items() if known.seen is not None}
+        places[HEAD] = None if head is None else head.url
+        urls = [places.get(name) for name in sources]
+        peers = tuple(dict.fromkeys(url for url in urls if url is not None))
+        if (fixed := next((path for path in paths if path.startswith(_ABSOLUTE)), None)) is not None:
+            raise StartError(f"{fixed} is absolute, and only what a relative path names is copied between hosts")
+        if not paths or not peers or urls[0] is None:
+            raise RuntimeUnavailableError("who has the files cannot be asked now")
+        stamps = {} if head is None else {path: head.stamps[path] for path in paths if path in head.stamps}
+        request = FetchFilesRequest(paths=paths, peers=peers)
+        self._fetched_paths[model, host] = paths
+        reply = await self._ask(host, "fetch_files", request, FilesReply, PULL_S)
+        if (known := self._hosts.get(host)) is not None:
+            there = reply.file_stamps
+            known.compared.update({path: (stamp, there[path]) for path, stamp in stamps.items() if path in there})
+
+    async def cancel_fetch(self, model: str, host: str, is_wanted: bool) -> None:
+        """End the fetch of a model's files on a host, but for those that others need, or with `is_wanted` the model
+        itself by its present definition. Raises as the other methods."""
+        used = {path for name, each in self._model_paths.items() if is_wanted or name != model for path in each}
+        paths = tuple(path for path in self._fetched_paths.pop((model, host), ()) if path not in used)
+        await self._ask(host, "cancel_fetch", CancelFetchRequest(paths=paths), HostMessage)
+
     async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image on `host`."""
         await self._open()
@@ -679,6 +753,8 @@ class ClusterRuntime:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.head is not None:
+            await self.head.close()
         await self._carrier.close()
 
 

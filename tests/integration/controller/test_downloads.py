@@ -17,7 +17,7 @@ from cli.app import run
 from cli.output import ExitCode
 from contract.downloads import DownloadOrder
 from contract.errors import RoundhouseError
-from controller.downloads.transfers_client import TransfersClient, transfers_address
+from controller.transfers_client import TransfersClient, transfers_address
 from tests.campaigns.record import REPOSITORY
 from tests.support.controller_app import running
 from tests.support.gguf_files import write_llama

@@ -28,7 +28,7 @@ from contract.hosts import EngineTls
 from contract.routing import Endpoint, RoutingTable, Stamp
 from contract.tools import McpServerRoute
 from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES
-from controller.runtimes.cluster.material import ensure_material, write_host_files
+from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import (
     RelayKeeper,
     check_relay,
@@ -241,7 +241,7 @@ async def test_another_keeper_finds_the_relay_and_a_new_certificate_ends_it(site
         await until("it answers", site.is_up)
         pid = site.pid()
         material = ensure_material(tmp_path, "i", is_insecure=False, now=time.time())
-        write_host_files(material, tmp_path, list_relay_names("b"), [HOST], now=time.time())
+        write_credentials(material, tmp_path, list_relay_names("b"), [HOST], now=time.time())
         await site.publish(replica("rh-1", one.port))
         await until("another one listens", lambda: site.pid() not in (None, pid))
         await until("it answers", site.is_up)

@@ -15,8 +15,8 @@ from contract.errors import RoundhouseError
 from contract.model_files import ModelFile
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads.file_service import list_models
-from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.state import ObservedReplica, Phase, ReplicaId
+from controller.transfers_client import TransfersClient, transfers_address
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.controller_app import Running, running
 from tests.support.gguf_files import write_llama

@@ -16,11 +16,11 @@ from contract.model_files import ModelDownloadOrder, OrderedDownload
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads import service
 from controller.downloads.service import DownloadLog, DownloadService, SourceDownloadError, SourceDownloads
-from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.hosts import Host
 from controller.journal import EventLog
 from controller.settings import DownloadPermission, decide_downloads
 from controller.state import ObservedState
+from controller.transfers_client import TransfersClient, transfers_address
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
 from tests.support.gguf_files import write_llama
 from tests.support.wait import until

@@ -9,8 +9,8 @@ import pytest
 
 from controller.engines.stub import StubDefinition
 from controller.hosts import HOST, Gpu, Host, HostState, is_memory_key, memory_key
-from controller.planning.actions import Action, Drain, Preflight, PullImage, Start, Stop
-from controller.planning.hosts import is_silent, judge_hosts
+from controller.planning.actions import Action, Drain, FetchFiles, Plan, Preflight, PullImage, Start, Stop
+from controller.planning.hosts import HEAD, is_silent, judge_hosts
 from controller.planning.placement import ClaimLedger, NoRoom, Placement, explain_never_fits, place_replica
 from controller.planning.plan import plan
 from controller.state import (
@@ -19,7 +19,9 @@ from controller.state import (
     Draining,
     Exit,
     Failure,
+    FetchKey,
     Health,
+    ModelTraffic,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -240,6 +242,47 @@ def test_a_failure_on_one_host_does_not_keep_a_model_from_another() -> None:
     assert planned(ONE, preflights=missing) == (PullImage("m", "img", "the image is not on host a", "a"),)
     assert starts(planned(ONE, preflights=missing, pulls={PullKey("img", "a"): waits})) == [(0, "b")]
     assert planned(ONE, preflights={}) == (Preflight("m", "h", "before a start", "a"),)
+
+
+def test_a_host_gets_the_files_before_it_is_checked() -> None:
+    lacking = frozenset("m")
+    a, b = (replace(each, files_url="http://x", missing_models=lacking) for each in (A, B))
+    key = FetchKey("m", "h", "a")
+
+    def made(
+        model: DesiredModel = ONE, *replicas: ObservedReplica, hosts: tuple[Host, ...] = (a, b), **fields: Any
+    ) -> Plan:
+        known: dict[str, Any] = {"head_models": lacking, "loaded_once": lacking} | fields
+        return plan(DesiredState(1, {"m": model}), ObservedState(NOW, replicas, hosts=hosts, **known), NOW)
+
+    fetch = FetchFiles("m", "h", "a", (HEAD, "b"), "host a does not have its files as the head has them")
+    assert made().actions == (fetch,)
+    under_way = made(fetches={key: None}, hosts=(replace(a, fetch_fractions={"m": 0.427}), b))
+    assert (under_way.actions, under_way.blocked[0].reason) == ((), "its files are being copied to host a (43%)")
+    failed = Failure(1, NOW - 1, "no room", NOW + 5)
+    assert [each.host for each in made(fetches={key: failed}).actions if isinstance(each, FetchFiles)] == ["b"]
+    only_a = made(replace(ONE, hosts=("a",)), fetches={key: failed})
+    assert (only_a.actions, only_a.blocked[0].reason, only_a.wake_at) == ((), "no room", NOW + 5)
+    there = replace(b, missing_models=frozenset())
+    assert made(head_models=frozenset(), hosts=(a, there)).actions == (Preflight("m", "h", "before a start", "b"),)
+    assert made(replace(ONE, hosts=("a",)), head_models=frozenset(), hosts=(a, there)).actions == (
+        FetchFiles("m", "h", "a", ("b",), "host a does not have its files"),
+    )
+    nobody = made(head_models=frozenset())
+    assert nobody.actions == (Preflight("m", "h", "before a start", "a"),), "the check says what is missing"
+    edited, big = replace(ONE, spec_hash="new", memory_mib=900), {"claims": {"host:a": 900}}
+    fresh = {PreflightKey("m", "new", "a"): PreflightResult(True, NOW)}
+    swapped = made(edited, replica(0, "a", **big), hosts=(a,), preflights=fresh)
+    assert [each.kind for each in swapped.actions] == ["fetch"], "nothing is drained for what is not there"
+    old = replace(replica(0, "a", **big), id=ReplicaId("old", 0, "h"))
+    models = {"m": replace(ONE, memory_mib=900), "old": replace(ONE, name="old", autoload=True, memory_mib=900)}
+    known: dict[str, Any] = {"preflights": {PreflightKey("m", "h", "a"): PreflightResult(True, NOW)}}
+    known |= {"head_models": lacking, "inflight": {old.name: 0}, "traffic": {"old": ModelTraffic(last_used=1.0)}}
+    for host, kept, kinds in ((a, 1, ["fetch"]), (A, 0, ["drain"])):
+        observed = ObservedState(NOW, (old,), hosts=(host, replace(b, state=HostState.DRAINING)), **known)
+        evicting = plan(DesiredState(1, models), observed, NOW)
+        assert evicting.desired is not None
+        assert (evicting.desired.models["old"].replicas, [each.kind for each in evicting.actions]) == (kept, kinds)
 
 
 def test_what_is_silent_keeps_its_place_until_its_host_is_lost() -> None:

@@ -19,18 +19,21 @@ from controller.executor import (
     decide_mention,
 )
 from controller.hosts import HOST
-from controller.planning.actions import Action, DownloadSource, Preflight, PullImage, PutToSleep, Stop, Wake
+from controller.planning.actions import Action, DownloadSource, FetchFiles, Preflight, PullImage, PutToSleep, Stop, Wake
 from controller.planning.draining import DrainState
 from controller.redaction import Redactor
+from controller.runtimes.base import StartError
 from controller.state import (
     DesiredModel,
     DesiredState,
+    FetchKey,
     Health,
     ObservedReplica,
     OpKind,
     PendingOp,
     Phase,
     PreflightKey,
+    PreflightResult,
     PullKey,
     ReplicaId,
     Statement,
@@ -119,6 +122,52 @@ async def test_a_failed_download_is_kept_without_secrets_and_backs_off(bench: Be
         assert failure is not None
         assert (failure.count, failure.retry_at) == (count, NOW + wait_s)
         assert failure.error == f"{SOURCE} cannot be downloaded: the hub refuses ***"
+
+
+async def test_a_copy_to_a_host_backs_off_and_ends_with_its_model(bench: Bench) -> None:
+    asked: list[tuple[object, ...]] = []
+    outcome: list[BaseException | None] = [StartError("no room"), StartError("no room"), None]
+
+    async def fetch(*args: object) -> None:
+        asked.append(args)
+        if not outcome:
+            await asyncio.Event().wait()
+        if (error := outcome.pop(0)) is not None:
+            raise error
+
+    async def cancel(*args: object) -> None:
+        asked.append(("cancel", *args))
+
+    options = ExecutorOptions("i", b"s", 1.0, fetch_files=fetch, cancel_fetch=cancel)
+    bench.executor = Executor(
+        bench.runtime, bench.memory, bench.downloader, bench.sleeper,
+        options=options, wake=bench.wake, clock=lambda: bench.now,
+    )  # fmt: skip
+    action, key = FetchFiles("m", "hash", "b", ("", "c"), "it lacks them"), FetchKey("m", "hash", "b")
+    checks = {PreflightKey("m", "hash", host): PreflightResult(False, NOW, "missing") for host in "ab"}
+    bench.memory.preflights = dict(checks)
+    for count in (1, 2):
+        await bench.carry_out(action)
+        failure = bench.memory.fetches[key]
+        assert failure is not None
+        assert (failure.count, failure.error) == (count, "the files of m cannot be copied to host b: no room")
+    assert bench.memory.preflights == checks
+    await bench.carry_out(action)
+    assert (bench.memory.fetches, list(bench.memory.preflights)) == ({}, [PreflightKey("m", "hash", "a")])
+    assert asked == [("m", "b", ("", "c"))] * 3
+
+    bench.executor.issue_action(action, DESIRED, {})
+    await asyncio.sleep(0)
+    bench.executor.cancel_unused_downloads(DesiredState(1, {"m": MODEL}))
+    assert bench.memory.fetches == {key: None}
+    bench.executor.cancel_unused_downloads(DesiredState(1, {}))
+    await bench.executor.wait_until_idle()
+    assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b", False))
+    bench.executor.issue_action(action, DESIRED, {})
+    await asyncio.sleep(0)
+    bench.executor.cancel_unused_downloads(DesiredState(1, {"m": replace(MODEL, spec_hash="new")}))
+    await bench.executor.wait_until_idle()
+    assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b", True))
 
 
 async def test_a_download_that_no_model_waits_for_is_cancelled(bench: Bench) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import shutil
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,6 +15,8 @@ from typing import Any, cast
 
 import pytest
 
+from contract.downloads import CopyOrder, Download, SharePlace
+from contract.errors import RoundhouseError
 from contract.hosts import HostReplicaId, HostReply, StartReplicaRequest
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
@@ -22,9 +26,10 @@ from controller.hosts import Gpu, GpuDriver, Host, HostState, UnreadGpu
 from controller.runtimes import end_replicas
 from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.cluster.carrier import CarriedHost, CarrierDownError, HostRefusedError, HostSilentError
+from controller.runtimes.cluster.host_files import FRESH_S, HostFiles
 from controller.runtimes.cluster.host_service import HostService, pack_definition, unpack_definition
 from controller.runtimes.cluster.local_carrier import GONE, HERE, SILENT, LocalCarrier
-from controller.runtimes.cluster.material import HostFiles
+from controller.runtimes.cluster.material import HostCredentials
 from controller.runtimes.cluster.relay_keeper import RelayKeeper
 from controller.runtimes.cluster.runtime import ClusterRuntime
 from controller.state import Phase, ReplicaId
@@ -119,6 +124,75 @@ async def test_a_host_says_what_it_has(tmp_path: Path) -> None:
         assert (host.memory_mib, host.missing_models, host.runtime) == (1000, frozenset({"n"}), "fake")
         assert (host.models_free_mib or 0) > 0
         assert await cluster.runtime.read_gpus() == (replace(gpu, host="b"),)
+
+
+class FakeTransfers:
+    """A `transfers` that copies from the head's folder at once. `error`: how its downloads end."""
+
+    def __init__(self, head: Path, own: Path) -> None:
+        self.head, self.own, self.orders, self.error = head, own, list[CopyOrder](), ""
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def get_share_place(self) -> SharePlace:
+        return SharePlace(url=f"http://{self.own.name}")
+
+    async def order_download(self, order: CopyOrder) -> tuple[Download, bool]:
+        self.orders.append(order)
+        path = order.reference.removeprefix("head:")
+        if not self.error and not (self.own / path).exists():
+            shutil.copy(self.head / path, self.own / path)
+        error = RoundhouseError("models_disk_full", self.error).build_envelope().error if self.error else None
+        state: Any = "failed" if self.error else "finished"
+        return Download(id="dl", reference=order.reference, state=state, error=error, created_at=0.0), True
+
+
+async def test_a_host_that_has_the_same_gets_nothing_and_files_of_another_time_are_compared_once(
+    tmp_path: Path,
+) -> None:
+    folders = {name: tmp_path / name for name in ("head", "a", "b")}
+    for each in folders.values():
+        each.mkdir()
+    (folders["head"] / "m.gguf").write_bytes(b"x")
+    shutil.copy2(folders["head"] / "m.gguf", folders["b"] / "m.gguf")
+    (folders["b"] / "own.gguf").write_bytes(b"y")
+    fakes = {name: cast("Any", FakeTransfers(folders["head"], folder)) for name, folder in folders.items()}
+    services = {
+        name: HostService(FakeRuntime(time.time), models=ModelRoots((folders[name],)), transfers=fakes[name])
+        for name in "ab"
+    }
+    runtime = ClusterRuntime(LocalCarrier(services, heartbeat_s=BEAT_S), kind="fake")
+    runtime.head = HostFiles(ModelRoots((folders["head"],)), fakes["head"], is_client_open=True)
+    runtime.list_model_paths = lambda: {"m": ("m.gguf",), "own": ("own.gguf",), "far": ("/far.gguf",)}
+
+    async def lacking() -> dict[str, set[str]]:
+        for files in (runtime.head, *(each._files for each in services.values())):
+            assert files is not None
+            files._looked_at = -FRESH_S
+        await runtime.list_replicas()
+        return {each.name: set(each.missing_models) for each in await runtime.read_hosts()}
+
+    async with closing(runtime):
+        await lacking()
+        assert await lacking() == {"a": {"m", "own", "far"}, "b": {"far"}}, "b has the head's file with its time"
+        assert [each.files_url for each in await runtime.read_hosts()] == ["http://a", "http://b"]
+        assert runtime.list_head_models() == {"m"}
+        await runtime.fetch_files("m", "a", ("", "b"))
+        assert fakes["a"].orders == [CopyOrder(reference="head:m.gguf", peers=["http://head", "http://b"])]
+        assert await lacking() == {"a": {"own", "far"}, "b": {"far"}}, "its time is another, and it was compared"
+        os.utime(folders["b"] / "m.gguf", ns=(5, 5))
+        assert (await lacking())["b"] == {"m", "far"}
+        await runtime.fetch_files("m", "b", ("",))
+        assert (await lacking())["b"] == {"far"}
+        fakes["a"].error = "the disk is full"
+        with pytest.raises(StartError, match="the disk is full"):
+            await runtime.fetch_files("own", "a", ("b",))
+        with pytest.raises(RuntimeUnavailableError, match="cannot be asked"):
+            await runtime.fetch_files("own", "a", ("gone",))
 
 
 @pytest.mark.parametrize("switch", [SILENT, GONE])
@@ -265,7 +339,7 @@ async def test_a_host_whose_relay_cannot_be_used_is_refused_with_the_reason(tmp_
     port = answering.sockets[0].getsockname()[1]
     relay = RelayKeeper(tmp_path, "a", "127.0.0.1", port, None)
     service = HostService(FakeRuntime(time.time), relay=relay)
-    files = HostFiles.in_state(tmp_path) if has_tls else None
+    files = HostCredentials.in_state(tmp_path) if has_tls else None
     runtime = ClusterRuntime(LocalCarrier({"a": service}, heartbeat_s=BEAT_S), kind="fake", relay_files=files)
     async with answering, closing(runtime):
         await runtime.list_replicas()

@@ -13,7 +13,7 @@ from controller.runtimes.cluster.material import (
     MaterialError,
     ensure_material,
     read_material,
-    write_host_files,
+    write_credentials,
 )
 
 
@@ -21,7 +21,7 @@ def test_material_is_made_once_and_private(tmp_path: Path) -> None:
     made = ensure_material(tmp_path, "abc", is_insecure=False, now=time.time())
     again = ensure_material(tmp_path, "abc", is_insecure=True, now=time.time())
     assert again.model_copy(update={"is_insecure": False}) == made
-    write_host_files(made, tmp_path, ["b"], ["10.0.0.2"], now=time.time())
+    write_credentials(made, tmp_path, ["b"], ["10.0.0.2"], now=time.time())
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cluster").iterdir()} == {0o600}
     assert made.token not in repr(made)
     with pytest.raises(MaterialError, match="of installation abc, and the state folder of other"):
@@ -55,7 +55,7 @@ def _private_folder(path: Path) -> Path:
 
 async def test_the_certificate_serves_its_address_and_names_and_no_other(tmp_path: Path) -> None:
     material = ensure_material(tmp_path / "head", "abc", is_insecure=False, now=time.time())
-    host = write_host_files(material, tmp_path, ["b", "*.b.roundhouse"], ["127.0.0.1"], now=time.time())
+    host = write_credentials(material, tmp_path, ["b", "*.b.roundhouse"], ["127.0.0.1"], now=time.time())
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(host.authority))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(host.certificate, host.key)
@@ -70,7 +70,7 @@ async def test_the_certificate_serves_its_address_and_names_and_no_other(tmp_pat
         with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
             await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname="c")
         other = ensure_material(tmp_path / "other", "abc", is_insecure=False, now=time.time())
-        stranger = write_host_files(other, tmp_path / "other", ["b"], ["127.0.0.1"], now=time.time())
+        stranger = write_credentials(other, tmp_path / "other", ["b"], ["127.0.0.1"], now=time.time())
         strange = ssl.create_default_context(cafile=str(stranger.authority))
         with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed|unable to get|signature"):
             await asyncio.open_connection("127.0.0.1", port, ssl=strange, server_hostname="b")

@@ -320,9 +320,9 @@ class Breaks:
             patch.setattr(owner, name, self._wrap(getattr(owner, name)))
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
             self._step()
-            result = function(*args)
+            result = function(*args, **options)
             self._step()
             return result
 

@@ -1,4 +1,4 @@
-"""The controller's questions to the program `transfers`."""
+"""Questions to `transfers`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from contract.downloads import (
     Removal,
     RemovalOrder,
     SearchOrder,
+    SharePlace,
 )
 from contract.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 
@@ -86,6 +87,11 @@ class TransfersClient:
         `source_…`, `models_…`)."""
         status, content = await self._exchange("POST", "/downloads", order)
         return _parse(Download, content), status == 202
+
+    async def get_share_place(self) -> SharePlace:
+        """Return where the models folder is served to other hosts. Raises RoundhouseError: `transfers_unreachable` if
+        `transfers` does not answer within 30 s, or its answer cannot be read; or an error that it answers with."""
+        return _parse(SharePlace, (await self._exchange("GET", "/share"))[1])
 
     async def list_downloads(self) -> list[Download]:
         """Return all downloads, newest first. Raises RoundhouseError: `transfers_unreachable` if `transfers` does not
