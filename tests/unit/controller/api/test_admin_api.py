@@ -11,7 +11,9 @@ import aiohttp
 import pytest
 
 from contract.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
+from contract.routing import GatewayReport
 from controller.api.admin_journal import HEARTBEAT, _events
+from controller.api.app import CLOSE_FAILED
 from controller.api.requests import StopMiddleware
 from controller.assembly import EXIT_RUNTIME_SILENT
 from controller.journal import FOLLOWED_AT_ONCE, EventLog
@@ -263,3 +265,20 @@ async def test_nobody_at_the_runtimes_address_ends_it(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             await site.controller.wait_for_end()
         assert site.controller.exit_code == EXIT_RUNTIME_SILENT
+
+
+async def test_a_link_ends_with_an_error_when_no_table_can_be_sent(
+    site: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(after: object) -> None:
+        raise ValueError("no table")
+
+    monkeypatch.setattr(site.controller.hub, "wait_for_table", fail)
+    report = GatewayReport(gateway_id="g1", stamp=None)
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{site.url}/internal/link") as link:
+        await link.send_str(report.model_dump_json())
+        message = await link.receive(timeout=10)
+    assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, CLOSE_FAILED)
+    assert "gateway g1 cannot be sent a table" in caplog.text
+    assert "ValueError: no table" in caplog.text
+    await until("the link has ended", lambda: site.controller.hub.connected_ids == [])
