@@ -218,6 +218,17 @@ async def test_a_wait_is_over_when_its_time_is_up_and_the_load_goes_on(tmp_path:
         assert await bench.state() is ModelState.LOADED
 
 
+@pytest.mark.parametrize("autoload", [True, False])
+async def test_a_load_keeps_a_model_that_the_files_loaded_and_that_could_be_evicted(
+    tmp_path: Path, autoload: bool
+) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True, "autoload": autoload}}) as bench:
+        await bench.round(4)
+        assert await bench.state() is ModelState.LOADED
+        bench.load()
+        assert (await bench.row()).statement.kind == ("load" if autoload else "file")
+
+
 async def test_an_unload_that_frees_is_done_though_a_request_loads_the_model_again(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"enabled": True, "autoload": True}}) as bench:
         await bench.round(4)
