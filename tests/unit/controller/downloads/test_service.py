@@ -386,6 +386,15 @@ async def test_a_cancelled_source_is_no_success(following: Bench) -> None:
     await following.sources.cancel_source(REFERENCE)  # nothing is under way
 
 
+async def test_a_download_that_an_operator_ordered_is_not_cancelled(following: Bench) -> None:
+    ordered = await following.order()
+    waits, download = await following.download_source()
+    await until("it waits", lambda: following.woken > 0)
+    await following.sources.cancel_source(REFERENCE)
+    assert (download, following.transfers.downloads[download].state) == (ordered.id, "queued")
+    waits.cancel()
+
+
 async def test_a_transfers_that_is_gone_is_an_error_and_no_wait_without_end(
     following: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
