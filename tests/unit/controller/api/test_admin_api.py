@@ -18,6 +18,7 @@ from controller.api.requests import StopMiddleware
 from controller.assembly import EXIT_RUNTIME_SILENT
 from controller.journal import FOLLOWED_AT_ONCE, EventLog
 from controller.round_events import NewEntry
+from controller.runtimes.base import RuntimeUnavailableError
 from tests.support.controller_app import Running, running
 from tests.support.http_client import HttpClient, Reply
 from tests.support.wait import until
@@ -282,3 +283,27 @@ async def test_a_link_ends_with_an_error_when_no_table_can_be_sent(
     assert "gateway g1 cannot be sent a table" in caplog.text
     assert "ValueError: no table" in caplog.text
     await until("the link has ended", lambda: site.controller.hub.connected_ids == [])
+
+
+async def test_engines_that_cannot_be_ended_do_not_keep_the_rest_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended, closed = [], asyncio.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    async def stop(name: str, grace_s: float) -> None:
+        if "-m-0" in name:
+            raise RuntimeUnavailableError("it hangs")
+        await asyncio.sleep(0)
+        ended.append(name)
+
+    async with running(tmp_path, {"m": {"backend": "stub", "replicas": 2}}) as site:
+        await until("both run", lambda: len(site.runtime.replicas) == 2)
+        monkeypatch.setattr(site.runtime, "stop_replica", stop)
+        monkeypatch.setattr(site.runtime, "close", close)
+        site.controller.shut_down(stop_engines=True)
+    assert (len(ended), site.controller.exit_code) == (1, 1)
+    assert closed.is_set()
+    assert "not all engines could be stopped" in caplog.text
