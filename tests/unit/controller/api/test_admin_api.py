@@ -307,3 +307,13 @@ async def test_engines_that_cannot_be_ended_do_not_keep_the_rest_from_its_end(
     assert (len(ended), site.controller.exit_code) == (1, 1)
     assert closed.is_set()
     assert "not all engines could be stopped" in caplog.text
+
+
+async def test_a_heartbeat_has_the_id_of_what_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.api.admin_journal.HEARTBEAT_S", 0.01)
+    journal = EventLog(tmp_path / "journal.db")
+    [last] = journal.record_entries([NewEntry("failure", "engine", "boom", "other")], 1_000.0)
+    stream = _events(journal, 0, "m", set(), None)
+    async with asyncio.timeout(30):
+        beats = [await anext(stream) for _ in range(3)]
+    assert beats == [HEARTBEAT, f"id: {last.id}\n".encode() + HEARTBEAT, HEARTBEAT]
