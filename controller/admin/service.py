@@ -544,13 +544,14 @@ class AdminService:
         waits up to 2 s for a round that knows it, and then up to 2 s for the gateways to apply it. Raises
         RoundhouseError `controller_unavailable` before the first observation; problems of the files raise nothing and
         are in the result."""
-        before = self.read_current_state().desired.revision
+        self.read_current_state()
+        before = self._files.edit_count
         await self._files.read_files()
         if (wake_at := self._files.wake_at()) is not None:
             await asyncio.sleep(max(0.0, wake_at - self._clock()))
             await self._files.read_files()
         await self._files.refresh_sources()
-        is_changed = self._files.revision != before
+        is_changed = self._files.edit_count != before
         if is_changed:
             self._wake()
             await self._wait_for_round(lambda _: True, self._files.revision, TAKEN_WITHIN_S)

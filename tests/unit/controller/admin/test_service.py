@@ -488,3 +488,14 @@ async def test_a_reload_applies_an_edit_at_once_and_keeps_the_rest(tmp_path: Pat
         assert {name.split("-")[2] for name in kept} == {"m", "new"}
         assert len(before & kept) == 1, "the unchanged one was not started again"
         assert not (await bench.service.reload_files()).is_changed
+
+
+async def test_a_request_during_a_reload_is_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, {"m": STUB | {"autoload": True}}) as bench:
+        await bench.round()
+
+        async def request() -> None:
+            assert bench.harness.ask_for("m", bench.time[0])
+
+        monkeypatch.setattr(bench.harness.files, "refresh_sources", request)
+        assert not (await bench.service.reload_files()).is_changed
