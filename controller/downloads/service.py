@@ -482,14 +482,19 @@ class SourceDownloads:
         return self._locks.setdefault(source, asyncio.Lock())
 
     async def _wait_until_final(self, download: Download) -> Download:
-        version, step = 0, -1
+        loop = asyncio.get_running_loop()
+        version, step, ask_at = 0, -1, loop.time() + LOOK_S
         while download.state not in FINAL_STATES:
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout_at(ask_at):
                     changed, version = await self._downloads.wait_for_changes(version)
-                    download = next((each for each in changed if each.id == download.id), download)
+                news = [each for each in changed if each.id == download.id]
+                if not news:
+                    continue
+                [download] = news
             except TimeoutError:
                 download = await self._downloads.get_download(download.id)
+            ask_at = loop.time() + LOOK_S
             reached = math.floor((_fraction(download) or 0.0) * STEPS)
             if reached != step:
                 step = reached

@@ -403,3 +403,21 @@ async def test_a_transfers_that_is_gone_is_an_error_and_no_wait_without_end(
     await following.transfers.close()
     with pytest.raises(SourceDownloadError, match="cannot be downloaded now"):
         await asyncio.wait_for(waits, 10)
+
+
+async def test_a_download_that_is_gone_is_seen_though_others_progress(
+    following: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = (await following.order()).model_copy(update={"id": "dl_other"})
+
+    async def news_of_others(after: int) -> tuple[list[Download], int]:
+        await asyncio.sleep(0.001)
+        return [other], after
+
+    monkeypatch.setattr(service, "LOOK_S", 0.05)
+    monkeypatch.setattr(following.service, "wait_for_changes", news_of_others)
+    waits, download = await following.download_source()
+    await until("it is ordered twice", lambda: following.sent("POST", "/downloads") == 2)
+    del following.transfers.downloads[download]
+    with pytest.raises(SourceDownloadError, match="no such download"):
+        await asyncio.wait_for(waits, 3)
