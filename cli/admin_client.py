@@ -349,10 +349,12 @@ class AdminClient:
         RequestRefusedError with `invalid_declaration`; `declared_in_files`: the files declare the name."""
         return await self._ask("PUT", declaration_path(kind, name), DeclarationView, dict(fields))
 
-    async def drop_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
+    async def drop_declaration(self, kind: DeclarationKind, name: str, *, even_last: bool = False) -> DeclarationView:
         """Take the runtime declaration of a model or a key back, and return what it was, with secrets masked. Raises
-        RequestRefusedError with `unknown_declaration`: there is none."""
-        return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
+        RequestRefusedError with `unknown_declaration`: there is none; with `last_key`: it is the last key, which only
+        `even_last` takes back."""
+        query = {"last": "true"} if even_last else None
+        return await self._ask("DELETE", declaration_path(kind, name), DeclarationView, query=query)
 
     async def search_models(self, order: SearchOrder) -> ModelSearch:
         """Return models of the hub with the order's words in their names, and where they fit. Raises

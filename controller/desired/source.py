@@ -303,10 +303,10 @@ class DesiredStateSource:
     @property
     def revision(self) -> int:
         """Counter that grows with every change of what `desired_state` returns. It begins anew with each controller."""
-        return self.edit_count + self._persistence.ruling_changes
+        return self.declared_changes + self._persistence.ruling_changes
 
     @property
-    def edit_count(self) -> int:
+    def declared_changes(self) -> int:
         """Counter of edits of what is declared, and of changes of `sources`. It begins anew with each controller."""
         return self.file_source.generation + self._source_changes
 
@@ -444,6 +444,11 @@ class DesiredStateSource:
         """Return whether the files declare a model or a key of this name, as last valid."""
         files = self.file_source.from_files
         return files is not None and name in (files.definitions if kind == "models" else files.keys)
+
+    def is_last_key(self, name: str) -> bool:
+        """Return whether no file and no other runtime declaration declares a key than this runtime declaration."""
+        files = self.file_source.from_files
+        return self.declarations.keys.keys() == {name} and (files is None or not files.keys)
 
     def check_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> list[Problem]:
         """Return the problems, with secrets masked, that a declaration would have beside what is declared now; empty:

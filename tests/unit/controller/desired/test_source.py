@@ -13,6 +13,7 @@ import pytest
 from contract.override import Override
 from contract.routing import GatewayReport
 from controller.artifacts.model_roots import ModelRoots
+from controller.config.validate import PlacedSource
 from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import Defaults
 from controller.desired.source import STORED_FIELD_WORDS, DesiredCallbacks, DesiredStateSource
@@ -373,11 +374,11 @@ async def test_tools_are_wanted_at_once_and_their_secrets_are_learned(place: Pla
 
 
 async def test_a_slow_look_for_sources_does_not_undo_a_newer_one(place: Place) -> None:
-    found: dict[str, Any] = {}
+    found: dict[str, PlacedSource] = {}
     begun, may_end = threading.Event(), threading.Event()
     waits_for: list[threading.Event] = []
 
-    def find_sources(_: frozenset[str]) -> dict[str, Any]:
+    def find_sources(_: frozenset[str]) -> dict[str, PlacedSource]:
         seen = dict(found)
         if waits_for:
             gate = waits_for.pop()
@@ -389,8 +390,8 @@ async def test_a_slow_look_for_sources_does_not_undo_a_newer_one(place: Place) -
     waits_for.append(may_end)
     slow = asyncio.create_task(files.refresh_sources())
     await until("it has looked", begun.is_set)
-    found["hf:a/b"] = "here"
+    found["hf:a/b"] = here = PlacedSource("b", True)
     await files.refresh_sources()
     may_end.set()
     await slow
-    assert files.sources == {"hf:a/b": "here"}
+    assert files.sources == {"hf:a/b": here}
