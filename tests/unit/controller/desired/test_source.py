@@ -390,7 +390,7 @@ async def test_a_slow_look_for_sources_does_not_undo_a_newer_one(place: Place) -
     waits_for.append(may_end)
     slow = asyncio.create_task(files.refresh_sources())
     await until("it has looked", begun.is_set)
-    found["hf:a/b"] = here = PlacedSource("b", True)
+    found["hf:a/b"] = here = PlacedSource("b")
     await files.refresh_sources()
     may_end.set()
     await slow
