@@ -349,10 +349,12 @@ class AdminClient:
         RequestRefusedError with `invalid_declaration`; `declared_in_files`: the files declare the name."""
         return await self._ask("PUT", declaration_path(kind, name), DeclarationView, dict(fields))
 
-    async def drop_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
+    async def drop_declaration(self, kind: DeclarationKind, name: str, *, even_last: bool = False) -> DeclarationView:
         """Take the runtime declaration of a model or a key back, and return what it was, with secrets masked. Raises
-        RequestRefusedError with `unknown_declaration`: there is none."""
-        return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
+        RequestRefusedError with `unknown_declaration`: there is none; with `last_key`: it is the last key, which only
+        `even_last` takes back."""
+        query = {"last": "true"} if even_last else None
+        return await self._ask("DELETE", declaration_path(kind, name), DeclarationView, query=query)
 
     async def search_models(self, order: SearchOrder) -> ModelSearch:
         """Return models of the hub with the order's words in their names, and where they fit. Raises
@@ -450,7 +452,8 @@ class AdminClient:
     async def follow_events(
         self, *, after: int | str, model: str | None = None, kinds: Sequence[str] = ()
     ) -> AsyncGenerator[SseEvent, None]:
-        """Yield events after the entry `after` as they happen, heartbeats left out.
+        """Yield events after the entry `after` as they happen, heartbeats left out. One without data has no entry: its
+        id is that of entries that were not asked for.
 
         `after`: id of an entry; 0: every entry that is kept. Empty `kinds`: all; `model` None: all. An event of kind
         `gap` says that entries after `after` are no longer kept. It ends when the server ends the stream, and raises
@@ -462,8 +465,11 @@ class AdminClient:
         chunks = self._chunks("/v1/admin/events", query, headers=headers, silence_s=SILENCE_S)
         async with aclosing(chunks):
             async for chunk in chunks:
-                for event in reader.feed_bytes(chunk):
+                known_id, events = reader.last_id, reader.feed_bytes(chunk)
+                for event in events:
                     yield event
+                if reader.last_id != (events[-1].id if events else known_id):
+                    yield SseEvent("message", "", reader.last_id)
 
     async def read_logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
         """Yield pieces of the engines' logs as they arrive; a piece may end within a line, and the last one may be

@@ -109,6 +109,8 @@ class EventFollower:
         self._is_reported = False
         if event.id:
             self._last_id = event.id
+        if not event.data:
+            return
         if event.kind == GAP:
             print_error("events were lost here: they are no longer kept; `roundhouse history` has the changes")
             return

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import ControllerUrl, Json, State, controller_url, key_scopes, model_names, service_tiers, tool_names
+from cli.options import (
+    ControllerUrl,
+    EvenLast,
+    Json,
+    State,
+    controller_url,
+    key_scopes,
+    model_names,
+    service_tiers,
+    tool_names,
+)
 from cli.output import CommandError, ExitCode, print_error, print_json, print_line, print_table, time_words
 
 if TYPE_CHECKING:
@@ -232,6 +242,7 @@ def list_keys(controller: ControllerUrl = None, state: State = None, as_json: Js
 @key.command()
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.")],
+    even_last: EvenLast = False,
     controller: ControllerUrl = None,
     state: State = None,
     as_json: Json = False,
@@ -239,7 +250,7 @@ def revoke(
     """Revoke a key that was declared at run time: new and waiting requests with it are refused at once.
 
     Of a key in the files, says in which file and line it stands, and changes nothing. Exit code 1: the key is in the
-    files, or there is none of this name. 3: no controller answers.
+    files, there is none of this name, or it is the last one. 3: no controller answers.
     """
     from cli.admin_client import ask_admin  # aiohttp takes 150 ms
     from controller.config.messages import suggest_name
@@ -247,7 +258,7 @@ def revoke(
     async def ask(client: AdminClient) -> DeclarationView:
         declared = await client.list_declarations()
         if name in declared.keys:
-            return await client.drop_declaration("keys", name)
+            return await client.drop_declaration("keys", name, even_last=even_last)
         if (place := declared.places.get(f"keys.{name}")) is not None:
             raise CommandError(
                 f"the key {name} is declared in {place}: remove its lines there, which revokes it at once"

@@ -119,6 +119,9 @@ def checked_name(value: str | None) -> str | None:
     return value
 
 
+EvenLast: TypeAlias = Annotated[
+    bool, typer.Option("--last", help="Also the last key, after which everybody may use the gateway.")
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Desired: TypeAlias = Annotated[
     Path | None, typer.Option("--desired", metavar="DIR", help="Folder of the desired-state files.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import ControllerUrl, Desired, Json, Models, State, controller_url, read_settings
+from cli.options import ControllerUrl, Desired, EvenLast, Json, Models, State, controller_url, read_settings
 from cli.output import (
     CommandError,
     ExitCode,
@@ -386,17 +386,24 @@ def export(controller: ControllerUrl = None, state: State = None) -> int:
 
 @declarations.command("rm")
 def rm(
-    name: Name, is_key: IsKey = False, controller: ControllerUrl = None, state: State = None, as_json: Json = False
+    name: Name,
+    is_key: IsKey = False,
+    even_last: EvenLast = False,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
 ) -> int:
     """Take a runtime declaration back: its model is unloaded, its key refused.
 
-    What files declare stays. Running requests finish first. Exit code 1: no runtime declaration has this name. 3: no
-    controller answers.
+    What files declare stays. Running requests finish first. Exit code 1: no runtime declaration has this name, or
+    it is the last key. 3: no controller answers.
     """
     from cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
     kind: DeclarationKind = "keys" if is_key else "models"
-    view = ask_admin(controller_url(controller, state), lambda client: client.drop_declaration(kind, name))
+    view = ask_admin(
+        controller_url(controller, state), lambda client: client.drop_declaration(kind, name, even_last=even_last)
+    )
     if as_json:
         print_json(view)
     else:

@@ -145,25 +145,37 @@ def _running_replicas(status: ControllerStatus | None, state: Path) -> list[Runn
 def _resolve_models(
     settings: ControllerSettings, runtime: str
 ) -> tuple[Mapping[str, DesiredModel], list[UpgradeChange]]:
-    """Return the declared models as this version resolves them, with operators' statements, and problems of the
-    files."""
+    """Return the declared models as this version resolves them, with operators' statements, and problems of files and
+    of declarations at run time."""
+    from controller.config.debounce import settled_state
     from controller.config.parse import parse_folder, read_folder
+    from controller.config.runtime_declarations import combine_declarations
     from controller.config.validate import list_sources
     from controller.desired.differences import UpgradeChange
     from controller.desired.file_source import find_placed_sources
     from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
     from controller.state_dir import MEMORY_NAME, StoredState
 
-    parsed_folder = parse_folder(read_folder(settings.desired), settings.models.absolute())
+    roots = settings.models.absolute()
+    parsed_folder = parse_folder(read_folder(settings.desired), roots)
     problems = [
         UpgradeChange("file", problem.file, f"{problem}", is_obstacle=True) for problem in parsed_folder.problems
     ]
     stored_state = StoredState()
     with suppress(OSError, ValueError):  # of another schema_version, which is told apart
         stored_state = StoredState.model_validate_json((settings.state / MEMORY_NAME).read_bytes())
+    combined = combine_declarations(
+        settled_state(parsed_folder),
+        stored_state.declarations,
+        roots,
+        settings.trusted_declarations,
+        stored_state.discovered,
+    )
+    problems += [UpgradeChange("file", problem.file, f"{problem}") for problem in combined.problems]
+    definitions = combined.state.definitions
     declared_models = {
-        name: DeclaredModel(definition, parsed_folder.declared_models[name], 0.0)
-        for name, definition in parsed_folder.definitions.items()
+        name: DeclaredModel(definition, combined.state.declared_models[name], 0.0)
+        for name, definition in definitions.items()
     }
     images = settings.images if runtime == "docker" else {}
     resolved = resolve_desired(
@@ -171,7 +183,7 @@ def _resolve_models(
         StoredState(overrides=stored_state.overrides, demand=stored_state.demand),
         Defaults(images),
         generation=0,
-        sources=find_placed_sources(settings.models.absolute().first, list_sources(parsed_folder.definitions.values())),
+        sources=find_placed_sources(roots.first, list_sources(definitions.values())),
     )
     return resolved.models, problems
 

@@ -33,6 +33,11 @@ class SseReader:
         """Number of bytes of the line that is not complete yet."""
         return len(self._partial_line)
 
+    @property
+    def last_id(self) -> str | None:
+        """The last id that the stream has sent, of an event or without one; None: none yet."""
+        return self._id
+
     def feed_bytes(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that end in this chunk, in order; an event that the chunk leaves incomplete is kept for the
         next call. Bytes that are no UTF-8 are replaced; nothing is raised."""

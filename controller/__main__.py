@@ -84,6 +84,9 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
     except RuntimeUnavailableError as error:
         listener.close()
         return _refuse(EXIT_RUNTIME_SILENT, str(error))
+    except OSError as error:
+        listener.close()
+        return _refuse(EXIT_FAILED, f"the folders of engines' processes cannot be made: {error}")
     timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with (

@@ -308,7 +308,11 @@ class Controller:
         await self._transfers.__aexit__()
         self._executor.cancel_pulls()
         if self._stop_engines:
-            await self._end_engines()
+            try:
+                await self._end_engines()
+            except Exception:  # the rest must be closed all the same
+                log.exception("not all engines could be stopped")
+                self.exit_code = EXIT_FAILED
         await self._executor.wait_until_idle()
         await self._prober.close()
         await self._progress.close()

@@ -171,7 +171,7 @@ class Host:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the host, which the definitions' `hosts` may name as `label=value`."""
     gpus: tuple[Gpu, ...] | None = ()
-    """GPUs that can be read; empty means that there are none. None means unknown: NVML failed after it had worked."""
+    """GPUs that can be read; empty means that there are none. None means unknown: they cannot be read now."""
     gpu_error: str | None = None
     """Why `gpus` is None or empty, as a sentence. None: it is not, or nobody said."""
     unread_gpus: tuple[UnreadGpu, ...] = ()

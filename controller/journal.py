@@ -38,7 +38,7 @@ from controller.config.debounce import DebouncedState
 from controller.desired.differences import ModelEdit, diff_keys, diff_models, diff_tools
 from controller.model_status import Round
 from controller.planning.draining import GatewayView
-from controller.redaction import Redact, mask_text
+from controller.redaction import Redact, clean_text, mask_text
 from controller.round_events import NewEntry, Trouble, round_events, trouble_events
 
 log = logging.getLogger(__name__)
@@ -496,8 +496,8 @@ class EventLog:
             at=now,
             kind=entry.kind,
             model=entry.model,
-            actor=_clean(entry.actor),
-            message=_clean(entry.message),
+            actor=clean_text(entry.actor),
+            message=clean_text(entry.message),
             details={key: _clean_value(value) for key, value in entry.details.items()},
         )
 
@@ -600,19 +600,14 @@ class EventLog:
         log.warning("the journal %s %s", self._path, words)
 
 
-def _clean(text: str) -> str:
-    """Replace what is not valid Unicode: an engine's log may hold halves of characters."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _clean_value(value: Any) -> JsonValue:
     """Convert a value to valid JSON: containers element by element, NaN, infinity and other objects to text."""
     if isinstance(value, str):
-        return _clean(value)
+        return clean_text(value)
     if isinstance(value, Mapping):
-        return {_clean(str(key)): _clean_value(each) for key, each in value.items()}
+        return {clean_text(str(key)): _clean_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_clean_value(each) for each in value]
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return _clean(str(value))
+    return clean_text(str(value))

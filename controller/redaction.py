@@ -96,8 +96,15 @@ def mask_field(name: str, value: Any) -> JsonValue:
 def mask_text(text: str) -> str:
     """Return a text of unknown origin with what it itself marks as secret masked: the user part of a URL, what follows
     `Bearer` or `Basic`, and the value in `name=value`, `name: value` and `--name value` where the name suggests a
-    secret. A secret that nothing marks is not found. Masked parts become `***` (`MASKED`)."""
-    return _Masker().mask_text(text)
+    secret. A secret that nothing marks is not found. Masked parts become `***` (`MASKED`). The result is
+    clean, as by `clean_text`."""
+    return clean_text(_Masker().mask_text(text))
+
+
+def clean_text(text: str) -> str:
+    """Return the text with `?` for what UTF-8 cannot hold, and so no JSON: a file's name may hold any bytes, and an
+    engine's log halves of characters."""
+    return text.encode(errors="replace").decode()
 
 
 def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
@@ -356,8 +363,8 @@ class Redactor:
         """Return the text with those secrets masked that `learn_secrets` was told of for the model, and with the bearer
         token of `replica` masked if that is given. Never raises. Not masked are: secrets of other models, secrets that
         are too short to be told from other text, and values of `env` whose name suggests no secret and which do not
-        look random (see `collect_secrets`)."""
-        return replace_secrets(text, self._known_secrets(model, replica))
+        look random (see `collect_secrets`). The result is clean, as by `clean_text`."""
+        return clean_text(replace_secrets(text, self._known_secrets(model, replica)))
 
     def _known_secrets(self, model: str, replica: str | None) -> frozenset[str]:
         secrets = frozenset(self._secrets_by_model.get(model, ()))
@@ -369,6 +376,7 @@ class Redactor:
         proposed_secrets = {model: collect_secrets(fields) for model, fields in fields_by_model.items()}
 
         def redact_text(model: str, text: str, replica: str | None = None) -> str:
-            return replace_secrets(text, self._known_secrets(model, replica) | proposed_secrets.get(model, frozenset()))
+            secrets = self._known_secrets(model, replica) | proposed_secrets.get(model, frozenset())
+            return clean_text(replace_secrets(text, secrets))
 
         return redact_text

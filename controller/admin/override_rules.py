@@ -173,11 +173,11 @@ def decide_load(
     now: float,
 ) -> Override | None:
     """Return the override of a load, for the caller to put into force. None means that nothing changes, because the
-    model is loaded or loading already, and the request gives no values. Changes nothing itself.
+    model is loaded or loading already, cannot be evicted, and the request gives no values. Changes nothing itself.
 
     `params` are the backend's load fields from the request; `replicas` None means as declared. `restart` allows new
-    values for a model that is loaded or loading, and always returns an override. A load of a model that autoload
-    brought makes the load permanent. `actor` is who asks, and `now` is Unix time.
+    values for a model that is loaded or loading, and always returns an override. A load of a model with `autoload`
+    that the files or a request brought makes the load permanent. `actor` is who asks, and `now` is Unix time.
 
     Raises RoundhouseError: `invalid_load_request` for wrong fields, too many replicas, or values for a model that is
     loaded or loading without `restart` (`param` is the field); `state_conflict` while the model is being unloaded.
@@ -195,8 +195,8 @@ def decide_load(
                 "(`roundhouse load --restart`), which replaces its engines one at a time."
             )
             raise RoundhouseError("invalid_load_request", message, param=field)
-        # An autoloaded model would be unloaded when idle; an operator's load keeps it.
-        if want.statement.kind != "autoload":
+        # A model with `autoload` would be unloaded when idle or to make room; an operator's load keeps it.
+        if want.statement.kind == "load" or not want.declared_definition.autoload:
             return None
     return Override.from_statement(
         standing.raw,

@@ -243,11 +243,17 @@ class DeclarationService:
         self._wake()
         return _view(kind, name, declaration), earlier is None
 
-    def drop_declaration(self, kind: DeclarationKind, name: str, *, actor: str) -> DeclarationView:
+    def drop_declaration(
+        self, kind: DeclarationKind, name: str, *, actor: str, even_last: bool = False
+    ) -> DeclarationView:
         """Remove a runtime declaration for `actor`, and return what it was, with secrets masked. A model is drained and
-        its engines end; a key is refused from then on. Raises RoundhouseError `unknown_declaration` if there is none of
-        this kind and name."""
+        its engines end; a key is refused from then on. Raises RoundhouseError: `unknown_declaration` if there is none
+        of this kind and name; `last_key` if it is the last key, which only `even_last` removes."""
         view = self.get_declaration(kind, name)
+        # As in files, whose last key goes only with a second reading: it may be a slip, and lets everybody in.
+        if kind == "keys" and not even_last and self._files.is_last_key(name):
+            message = f"{name} is the last key: without it, everybody who reaches the gateway may use it."
+            raise RoundhouseError("last_key", message, param="name")
         self._files.drop_declaration(kind, name, actor)
         self._wake()
         return view
@@ -544,13 +550,14 @@ class AdminService:
         waits up to 2 s for a round that knows it, and then up to 2 s for the gateways to apply it. Raises
         RoundhouseError `controller_unavailable` before the first observation; problems of the files raise nothing and
         are in the result."""
-        before = self.read_current_state().desired.revision
+        self.read_current_state()
+        before = self._files.declared_changes
         await self._files.read_files()
         if (wake_at := self._files.wake_at()) is not None:
             await asyncio.sleep(max(0.0, wake_at - self._clock()))
             await self._files.read_files()
         await self._files.refresh_sources()
-        is_changed = self._files.revision != before
+        is_changed = self._files.declared_changes != before
         if is_changed:
             self._wake()
             await self._wait_for_round(lambda _: True, self._files.revision, TAKEN_WITHIN_S)

@@ -130,13 +130,15 @@ async def _events(
         yield b'event: gap\ndata: {"message": "entries after the last one seen are no longer kept"}\n\n'
         seen_id = seen_id if seen_id <= journal.newest_id else 0
     yield HEARTBEAT  # so that the headers leave at once
+    told_id = seen_id
     loop = asyncio.get_running_loop()
     ends_at = float("inf") if for_s is None else loop.time() + for_s
     beat_at = loop.time() + HEARTBEAT_S
     while (now := loop.time()) < ends_at:
         if now >= beat_at:
-            yield HEARTBEAT
-            beat_at = now + HEARTBEAT_S
+            # The id of what was not selected: who resumes after it has lost nothing.
+            yield HEARTBEAT if seen_id == told_id else f"id: {seen_id}\n".encode() + HEARTBEAT
+            told_id, beat_at = seen_id, now + HEARTBEAT_S
         try:
             async with asyncio.timeout(min(beat_at, ends_at) - now):
                 entries = await journal.wait_for_entries(seen_id)
@@ -146,7 +148,7 @@ async def _events(
         selected_entries = [entry for entry in entries if _is_selected(entry, model, kinds)]
         if selected_entries:
             yield b"".join(_event(entry) for entry in selected_entries)
-            beat_at = loop.time() + HEARTBEAT_S
+            told_id, beat_at = selected_entries[-1].id, loop.time() + HEARTBEAT_S
 
 
 def _is_selected(entry: JournalEntry, model: str | None, kinds: set[EventKind]) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, Path, Response
+from fastapi import Body, FastAPI, Path, Query, Response
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from contract.admin import CommandLines, Drift, DryRun, ProposedFiles, ProposedLoad, ReloadResult
@@ -160,9 +160,16 @@ def declare_declarations(app: FastAPI, service: DeclarationService) -> None:
         "/v1/admin/declarations/{kind}/{name:path}",
         tags=_TAGS,
         summary="Take a runtime declaration back",
-        responses=error_responses("unknown_declaration"),
+        responses=error_responses("unknown_declaration", "last_key"),
     )
-    async def drop_declaration(kind: Kind, name: DeclaredName, actor: Actor) -> DeclarationView:
+    async def drop_declaration(
+        kind: Kind,
+        name: DeclaredName,
+        actor: Actor,
+        last: Annotated[
+            bool, Query(description="Remove also the last key, after which everybody may use the gateway.")
+        ] = False,
+    ) -> DeclarationView:
         """Remove a runtime declaration, and answer what it was. The model's running requests finish, then its engines
         end; the key is refused at once."""
-        return service.drop_declaration(kind, name, actor=actor)
+        return service.drop_declaration(kind, name, actor=actor, even_last=last)

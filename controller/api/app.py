@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from fastapi import Body, Depends, FastAPI, Response, WebSocket, WebSocketDisconnect
 from prometheus_client import CollectorRegistry, generate_latest
@@ -144,6 +144,8 @@ def _declare_internal(app: FastAPI, controller: Controller, registry: CollectorR
 
 CLOSE_REFUSED = 1008
 """Code of the closing frame after a refusal: policy violation (RFC 6455)."""
+CLOSE_FAILED = 1011
+"""Code of the closing frame after a fault of the controller: internal error."""
 
 
 def _declare_link(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
@@ -181,33 +183,36 @@ class GatewayLink:
 
     async def _serve(self, report: GatewayReport) -> None:
         self._controller.take_report(report)
-        sender = asyncio.create_task(self._send_tables())
+        tasks = (asyncio.create_task(self._send_tables()), asyncio.create_task(self._take_reports()))
         try:
-            while True:
-                self._controller.take_report(await self._receive_report())
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            sender.cancel()
-            with suppress(asyncio.CancelledError):
-                await sender
+            for task in tasks:
+                task.cancel()
+            fault, end = await asyncio.gather(*tasks, return_exceptions=True)
+        if not isinstance(end, asyncio.CancelledError):
+            raise end
+        if not isinstance(fault, WebSocketDisconnect | RuntimeError):  # the gateway has left
+            # A gateway that is sent no more tables must not look connected.
+            log.error("gateway %s cannot be sent a table, and its link ends", report.gateway_id, exc_info=fault)
+            with suppress(RuntimeError):  # the gateway has left
+                await self._socket.close(CLOSE_FAILED)
 
     async def _refuse(self, reason: str) -> None:
         with suppress(RuntimeError):  # the gateway has left
             await self._socket.send_text(LinkRefusal(reason=reason).model_dump_json())
             await self._socket.close(CLOSE_REFUSED)
 
-    async def _send_tables(self) -> None:
+    async def _send_tables(self) -> NoReturn:
         sent_stamp = None
-        try:
-            while True:
-                table = await self._hub.wait_for_table(sent_stamp)
-                await self._socket.send_text(table.model_dump_json())
-                sent_stamp = table.stamp
-        except (WebSocketDisconnect, RuntimeError):
-            pass  # the gateway has left, as whoever receives sees too
-        except Exception:
-            log.exception("a table could not be sent; the gateway connects anew")
-            with suppress(RuntimeError):
-                await self._socket.close()
+        while True:
+            table = await self._hub.wait_for_table(sent_stamp)
+            await self._socket.send_text(table.model_dump_json())
+            sent_stamp = table.stamp
+
+    async def _take_reports(self) -> NoReturn:
+        while True:
+            self._controller.take_report(await self._receive_report())
 
     async def _receive_report(self) -> GatewayReport:
         while True:

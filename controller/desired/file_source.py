@@ -25,6 +25,7 @@ from controller.config.parse import Document, ParsedFolder, list_places, parse_d
 from controller.config.runtime_declarations import PLACE, CombinedDeclarations, check_declaration, combine_declarations
 from controller.config.validate import PlacedSource, list_sources, named_path, place_source
 from controller.desired.resolve import Defaults
+from controller.redaction import clean_text
 from controller.state_dir import find_by_reference, read_records
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ def find_outside_paths(roots: ModelRoots, paths: Iterable[tuple[str, str]]) -> l
             found.append((field, f"{path:.200} cannot be followed: {error}"))
             continue
         if link is not None:
-            found.append((field, f"{path:.200} leads out of {roots.describe()} by the symbolic link {link}"))
+            words = f"{path:.200} leads out of {roots.describe()} by the symbolic link {link}"
+            found.append((field, clean_text(words)))
     return found
 
 

@@ -288,6 +288,7 @@ class DesiredStateSource:
         self._callbacks = callbacks
         self._sources: Mapping[str, PlacedSource] = {}
         self._source_changes = 0
+        self._looks_begun = self._look_taken = 0
         self._roots = options.roots
         self._trusted = options.trusted
         self._defaults = options.defaults
@@ -302,7 +303,12 @@ class DesiredStateSource:
     @property
     def revision(self) -> int:
         """Counter that grows with every change of what `desired_state` returns. It begins anew with each controller."""
-        return self.file_source.generation + self._persistence.ruling_changes + self._source_changes
+        return self.declared_changes + self._persistence.ruling_changes
+
+    @property
+    def declared_changes(self) -> int:
+        """Counter of edits of what is declared, and of changes of `sources`. It begins anew with each controller."""
+        return self.file_source.generation + self._source_changes
 
     @property
     def sources(self) -> Mapping[str, PlacedSource]:
@@ -361,7 +367,7 @@ class DesiredStateSource:
         state = self.file_source.recover_last_good()
         if state is not None:
             self._learn_declared(state)
-            self._take_sources(self._callbacks.find_sources(list_sources(state.definitions.values())))
+            self._look_at_once(state)
             self._persistence.update_state({"first_declared_at": self._first_declared_at(state)})
 
     async def read_files(self) -> None:
@@ -389,9 +395,18 @@ class DesiredStateSource:
         force."""
         if self.in_force is not None:
             sources = list_sources(self.in_force.definitions.values())
-            self._take_sources(await asyncio.to_thread(self._callbacks.find_sources, sources))
+            self._looks_begun = look = self._looks_begun + 1
+            self._take_sources(await asyncio.to_thread(self._callbacks.find_sources, sources), look)
 
-    def _take_sources(self, sources: Mapping[str, PlacedSource]) -> None:
+    def _look_at_once(self, state: DebouncedState) -> None:
+        self._looks_begun += 1
+        found = self._callbacks.find_sources(list_sources(state.definitions.values()))
+        self._take_sources(found, self._looks_begun)
+
+    def _take_sources(self, sources: Mapping[str, PlacedSource], look: int) -> None:
+        if look < self._look_taken:
+            return  # one that began later has seen more
+        self._look_taken = look
         if sources != self._sources:
             self._sources = sources
             self._source_changes += 1
@@ -399,7 +414,7 @@ class DesiredStateSource:
     def _follow_edit(self, before: DebouncedState | None, state: DebouncedState, actor: str) -> None:
         self._learn_declared(state)
         # At once, although it reads the disk: a model whose files are here must not wait for a download.
-        self._take_sources(self._callbacks.find_sources(list_sources(state.definitions.values())))
+        self._look_at_once(state)
         overrides, ended_by_model = _end_edited_overrides(self.stored_state.overrides, state)
         change = {"first_declared_at": self._first_declared_at(state), "overrides": overrides}
         self._persistence.update_state({**change, **self.demand.end_edited(before, state)})
@@ -429,6 +444,11 @@ class DesiredStateSource:
         """Return whether the files declare a model or a key of this name, as last valid."""
         files = self.file_source.from_files
         return files is not None and name in (files.definitions if kind == "models" else files.keys)
+
+    def is_last_key(self, name: str) -> bool:
+        """Return whether no file and no other runtime declaration declares a key than this runtime declaration."""
+        files = self.file_source.from_files
+        return self.declarations.keys.keys() == {name} and (files is None or not files.keys)
 
     def check_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> list[Problem]:
         """Return the problems, with secrets masked, that a declaration would have beside what is declared now; empty:

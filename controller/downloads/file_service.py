@@ -344,11 +344,11 @@ class ModelFileService:
     ) -> dict[str, Mapping[str, JsonValue]] | None:
         """Return a declaration, by model name, for each model file that no declaration names, and that has as many
         bytes as at the last call; and those of `known`, found before, whose files are gone for the first time. None: it
-        is not known, because GPUs or a models folder cannot be read now. Raises RoundhouseError
+        is not known, because a host's GPUs or a models folder cannot be read now. Raises RoundhouseError
         `controller_unavailable` before the first observation."""
         current_round = self._read_round()
         observed = current_round.observed
-        if observed.gpus is None or observed.unread_gpus:
+        if not observed.hosts or observed.unread_gpus or any(host.gpus is None for host in observed.hosts):
             return None
         if await asyncio.to_thread(lambda: any(map(_is_closed, self._roots.folders))):
             return None

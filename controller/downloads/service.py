@@ -244,17 +244,17 @@ class DownloadService:
         fields = dict(download) | {"inspection": inspected.inspection, "forecast": inspected.forecast}
         return OrderedDownload(**fields), is_new
 
-    async def order_plain(self, reference: str, *, actor: str) -> Download:
+    async def order_plain(self, reference: str, *, actor: str) -> tuple[Download, bool]:
         """Begin a download for `actor` without a look at the memory that the model will take, and return it, or the one
-        of `reference` (a model reference as text) that is under way. Raises RoundhouseError `downloads_disabled`,
-        `reference_invalid`, `transfers_unreachable`, after which it may have begun, or another code that `transfers`
-        answers with."""
+        of `reference` (a model reference as text) that is under way, and whether it began now. Raises RoundhouseError
+        `downloads_disabled`, `reference_invalid`, `transfers_unreachable`, after which it may have begun, or another
+        code that `transfers` answers with."""
         self.check_allowed()
         download, is_new = await self._transfers.order_download(DownloadOrder(reference=str(_parse(reference))))
         if is_new:
             self._log.note_order(download, actor)
         self._take(download, is_ordered=True)
-        return download
+        return download, is_new
 
     async def list_downloads(self) -> list[Download]:
         """Return all downloads as they are now, newest first. Raises RoundhouseError where `transfers` does not answer:
@@ -404,8 +404,8 @@ class SourceDownloader(Protocol):
         download. Raises SourceDownloadError if the download cannot be ordered or watched, fails or is cancelled."""
 
     async def cancel_source(self, source: str) -> None:
-        """End the download of a source that `download_source` waits for; do nothing if there is none. Raises
-        SourceDownloadError if it cannot be ended."""
+        """End the download of a source that `download_source` began and waits for; do nothing if there is none, or
+        somebody else ordered it. Raises SourceDownloadError if it cannot be ended."""
 
 
 class SourceDownloads:
@@ -420,6 +420,8 @@ class SourceDownloads:
         self._look_for_source = look_for_source
         self._wake = wake
         self._ids: dict[str, str] = {}
+        self._own: set[str] = set()
+        """Those of `_ids` that began here, and not by an operator's order."""
         self._waiting: Counter[str] = Counter()
         """Calls of `download_source` that wait, by source."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -442,8 +444,10 @@ class SourceDownloads:
             return
         try:
             async with self._lock_of(source):
-                ordered = await self._downloads.order_plain(source, actor=ACTOR)
+                ordered, is_new = await self._downloads.order_plain(source, actor=ACTOR)
                 self._ids[source] = ordered.id
+                if is_new:
+                    self._own.add(ordered.id)
                 self._waiting[source] += 1
             try:
                 ended = await self._wait_until_final(ordered)
@@ -451,7 +455,8 @@ class SourceDownloads:
                 # Another call may wait for the source still: it was removed and declared again.
                 self._waiting[source] -= 1
                 if not self._waiting[source]:
-                    del self._ids[source], self._waiting[source]
+                    self._own.discard(self._ids.pop(source))
+                    del self._waiting[source]
         except RoundhouseError as error:
             raise SourceDownloadError(str(error)) from None
         if ended.state == "cancelled":
@@ -462,11 +467,11 @@ class SourceDownloads:
             raise SourceDownloadError("it is downloaded, but its files are not seen in the models folder")
 
     async def cancel_source(self, source: str) -> None:
-        """End the download of a source that `download_source` waits for or is just ordering; do nothing if there is
-        none. Raises SourceDownloadError if it cannot be ended."""
+        """End the download of a source that `download_source` began and waits for, or is just ordering; do nothing if
+        there is none. Raises SourceDownloadError if it cannot be ended."""
         async with self._lock_of(source):
             download = self._ids.get(source)
-            if download is None:
+            if download not in self._own:
                 return
             try:
                 await self._downloads.cancel_download(download, actor=ACTOR)
@@ -477,14 +482,19 @@ class SourceDownloads:
         return self._locks.setdefault(source, asyncio.Lock())
 
     async def _wait_until_final(self, download: Download) -> Download:
-        version, step = 0, -1
+        loop = asyncio.get_running_loop()
+        version, step, ask_at = 0, -1, loop.time() + LOOK_S
         while download.state not in FINAL_STATES:
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout_at(ask_at):
                     changed, version = await self._downloads.wait_for_changes(version)
-                    download = next((each for each in changed if each.id == download.id), download)
+                news = [each for each in changed if each.id == download.id]
+                if not news:
+                    continue
+                [download] = news
             except TimeoutError:
                 download = await self._downloads.get_download(download.id)
+            ask_at = loop.time() + LOOK_S
             reached = math.floor((_fraction(download) or 0.0) * STEPS)
             if reached != step:
                 step = reached

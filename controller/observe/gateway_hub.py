@@ -463,7 +463,9 @@ class RemoteHealth:
     def track_models(self, models: Iterable[DesiredModel]) -> None:
         """Track exactly the remote ones of these models from now on, and read their API keys, which blocks on key
         files. Gateways learn what to probe from the next table (`list_probes`). A model whose spec hash changed
-        starts anew. A key that cannot be read raises nothing: it becomes the model's error."""
+        starts anew. A key that cannot be read raises nothing: it becomes the model's error. What gateways reported that
+        the hub has forgotten is dropped once it does not count any more."""
+        gateways, now = {view.report.gateway_id for view in self._hub.views}, self._clock()
         tracked_states: dict[str, _RemoteState] = {}
         for model in models:
             remote = REPLICA_ENGINES[model.backend].describe_remote(model.definition)
@@ -472,6 +474,14 @@ class RemoteHealth:
             remote_state = self._remote_states.get(model.name)
             if remote_state is None or remote_state.spec != model.spec_hash:
                 remote_state = self._new_state(model)
+            remote_state.results = {
+                gateway: result
+                for gateway, result in remote_state.results.items()
+                if gateway in gateways or now - result.heard_at < KEPT_S
+            }
+            remote_state.void_results = {
+                gateway: at for gateway, at in remote_state.void_results.items() if gateway in gateways
+            }
             self._read_key(remote, remote_state)
             tracked_states[model.name] = remote_state
         self._remote_states = tracked_states

@@ -33,7 +33,7 @@ def read_memory_limit(settings: ControllerSettings) -> tuple[int, bool]:
 async def end_replicas(runtime: Runtime, grace_s: float) -> list[str]:
     """Stop and remove every replica, with `grace_s` seconds from SIGTERM to SIGKILL of each, and return the names of
     those that have ended. What runs on hosts that cannot be reached is left as it is; the log names them. Raises
-    RuntimeUnavailableError if the runtime does not answer."""
+    RuntimeUnavailableError if the runtime does not answer, once the ends under way are over."""
     from controller.runtimes.cluster.runtime import ClusterRuntime
 
     ended: set[str] = set()
@@ -43,7 +43,11 @@ async def end_replicas(runtime: Runtime, grace_s: float) -> list[str]:
         if waits_until is None:
             log.info("stopping %d engines", len(replicas))
         # Those of a host that does not answer, too: it may only be slow.
-        results = await asyncio.gather(*(_end_replica(runtime, each, grace_s) for each in replicas))
+        ends = (_end_replica(runtime, each, grace_s) for each in replicas)
+        results = await asyncio.gather(*ends, return_exceptions=True)
+        for failure in results:
+            if isinstance(failure, BaseException):
+                raise failure
         names = {each.name for each, has_ended in zip(replicas, results, strict=True) if has_ended}
         ended |= names
         if not names:

@@ -25,6 +25,7 @@ from controller.artifacts.read import (
     read_custom_code,
 )
 from controller.engines.base import CodeCheck, Engine, FileCheck
+from controller.redaction import clean_text
 
 _MOST_LINKS: Final = 40
 """Symbolic links that Linux follows on the way to one file at most (path_resolution(7))."""
@@ -83,7 +84,7 @@ def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mou
             continue
         if broken_file is not None:
             name, text = broken_file.name, broken_file.readlink() if broken_file.is_symlink() else "elsewhere"
-            return (
+            return clean_text(
                 f"{check.field}: {check.path} needs {name}, which is reached by a symbolic link ({text}) that engines"
                 " in containers cannot follow: there only relative links within one models folder lead to the same"
                 " file. Make it relative (`ln -srf`), or put the file itself there"
@@ -173,7 +174,8 @@ def check_model(roots: ModelRoots, engine: Engine[Any], definition: Definition) 
     are missing, unreadable or of a wrong kind, and code in the model's folder that the definition does not allow. Only
     the first problem is returned. `definition` must be one of `engine`'s own class."""
     problem = check_files(roots, engine.list_files(definition))
-    return problem or _check_code(roots, engine.list_code_checks(definition))
+    problem = problem or _check_code(roots, engine.list_code_checks(definition))
+    return None if problem is None else clean_text(problem)
 
 
 def _check_code(roots: ModelRoots, checks: Sequence[CodeCheck]) -> str | None:

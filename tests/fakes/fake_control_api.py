@@ -224,7 +224,7 @@ class FakeControlApi:
 
     async def _drop_key(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        self.requests.append(("drop key", name))
+        self.requests.append(("drop last key" if request.query.get("last") == "true" else "drop key", name))
         dropped = self.declarations.keys.pop(name)
         return _json(DeclarationView(kind="keys", name=name, **dropped.model_dump()).model_dump_json())
 

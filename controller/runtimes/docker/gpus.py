@@ -75,7 +75,6 @@ class GpuProbe:
         self._name = f"rh-{instance}-gpu-probe"
         self._lock = asyncio.Lock()
         self._is_begun = False
-        self._has_worked = False
         self._failures = 0
         self._unreadable_count = 0
         self._not_before = clock()
@@ -96,8 +95,8 @@ class GpuProbe:
         return self._absence
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs as the probe last printed them. Empty: there are none, or none could be read so far.
-        None: some were read before, and none can be read now.
+        """Return the host's GPUs as the probe last printed them. Empty: there are none. None: unknown, since none can
+        be read now, or could be so far.
 
         Starts the probe container if it does not run, unless it failed a short time ago, and waits up to 5 s
         (`FIRST_READING_S`) for its first reading. A probe that fails or hangs is removed and raises nothing: `reason`
@@ -128,7 +127,7 @@ class GpuProbe:
             await self._daemon.call(self._start)
         except DaemonRefusedError as error:
             if no_gpu_support(error.message):
-                self._has_worked, self._problem, self.driver, self.unread_gpus = False, None, None, ()
+                self._problem, self.driver, self.unread_gpus = None, None, ()
                 self._absence = f"this Docker Engine has no NVIDIA support: {error.message}"
                 self._not_before = self._clock() + ABSENT_RECHECK_S
                 return ()
@@ -171,8 +170,7 @@ class GpuProbe:
             return await self._record_failure(reading.error or "its library fails", reading.unread_gpus)
         if reading.gpus is None:
             return self._report_unread(reading.error)
-        self._failures = 0
-        self._has_worked, self._problem = self._has_worked or bool(reading.gpus), None
+        self._failures, self._problem = 0, None
         self._absence = None if reading.gpus else reading.error or "no NVIDIA GPU was found"
         return reading.gpus
 
@@ -188,7 +186,7 @@ class GpuProbe:
         if problem is not None and problem != self._problem:
             self._problem = problem
             log.warning("the GPUs cannot be read: %s", problem)
-        return None if self._has_worked else ()
+        return () if self._absence is not None and self._problem is None else None
 
     async def _read_last_line(self, container: Inspected) -> str:
         """Return the time at which the daemon logged the probe's last line, a space, and that line; empty before the

@@ -265,8 +265,8 @@ class DockerRuntime:
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """Return the host's GPUs, read by NVIDIA's library or, if the library finds none and this controller runs in a
         container, by a probe container, which this call may start. Their processes name their replicas. Empty: there
-        are none, or none could be read so far. None: unknown, since they cannot be read now. Raises
-        RuntimeUnavailableError if the daemon does not answer or refuses."""
+        are none. None: unknown, since they cannot be read now. Raises RuntimeUnavailableError if the daemon does not
+        answer or refuses."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:

@@ -26,20 +26,30 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", ["epoch.json", "memory.json"])
 def test_a_damaged_file_is_told_in_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{")
+    assert tell_failure(tmp_path).startswith(f"{tmp_path / name}")
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "replicas").touch()
+    assert tell_failure(tmp_path).startswith("the folders of engines' processes cannot be made: ")
+
+
+def tell_failure(state: Path) -> str:
+    """What a controller that does not start with this state folder says last, after its name."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")}
     settings = {
-        "ROUNDHOUSE_STATE": str(tmp_path),
+        "ROUNDHOUSE_STATE": str(state),
         "ROUNDHOUSE_RUNTIME": "process",
-        "ROUNDHOUSE_LISTEN": f"unix:{tmp_path / 'controller.sock'}",
-        "ROUNDHOUSE_DESIRED": str(tmp_path),
-        "ROUNDHOUSE_MODELS": str(tmp_path),
+        "ROUNDHOUSE_LISTEN": f"unix:{state / 'controller.sock'}",
+        "ROUNDHOUSE_DESIRED": str(state),
+        "ROUNDHOUSE_MODELS": str(state),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, "-m", "controller"]
     done = subprocess.run(command, env=clean | settings, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"roundhouse controller: {tmp_path / name}")
+    return done.stderr.splitlines()[-1].removeprefix("roundhouse controller: ")
 
 
 @pytest.fixture

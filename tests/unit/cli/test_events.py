@@ -152,3 +152,11 @@ async def test_events_of_a_model_that_there_is_not(api: FakeControlApi, cli: Cli
     run = await following(api, "--model", "new")
     assert await run.ids(1) == [1]
     assert await run.stop() == "roundhouse: no model new is declared\n"
+
+
+async def test_what_was_left_out_is_not_asked_for_again(api: FakeControlApi) -> None:
+    api.streams = [["id: 8\n: ka\n\n", GONE], [entry(9)]]
+    run = await following(api, "--model", "chat")
+    assert await run.ids(1) == [9]
+    assert questions(api)[-1]["last"] == "8"
+    assert "after event 8" in await run.stop()

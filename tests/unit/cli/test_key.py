@@ -128,7 +128,12 @@ async def test_keys_are_listed_with_their_place_and_revoked(api: FakeControlApi,
     unknown = await cli("key", "revoke", "gest")
     assert (unknown.code, "did you mean `guest`?" in unknown.err) == (ExitCode.FAILED, True)
     assert await cli("key", "revoke", "guest") == (ExitCode.DONE, "key guest: revoked\n", "")
-    assert [each for each in api.requests if each[0] == "drop key"] == [("drop key", "guest")]
+    api.declarations = DeclarationsView(problems=[], keys={"guest": by_hand})
+    assert (await cli("key", "revoke", "guest", "--last")).code == ExitCode.DONE
+    api.declarations = DeclarationsView(problems=[], keys={"guest": by_hand})
+    assert (await cli("declarations", "rm", "guest", "--key", "--last")).code == ExitCode.DONE
+    dropped = [each for each in api.requests if each[0].startswith("drop")]
+    assert dropped == [("drop key", "guest"), ("drop last key", "guest"), ("drop last key", "guest")]
 
 
 def test_fields_scopes_tiers_and_headers_are_in_the_docs() -> None:

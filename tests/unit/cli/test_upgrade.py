@@ -13,6 +13,7 @@ import pytest
 from cli.output import ExitCode
 from cli.upgrade import RunningController, find_controller
 from contract.status import ReplicaStatus
+from contract.tools import replica_model
 from controller.engines import spec_hash
 from tests.fakes.fake_control_api import FakeControlApi, model, status
 from tests.support.backups import Installation, make_installation
@@ -63,6 +64,22 @@ def test_without_a_controller_it_reads_the_records_of_processes(there: Installat
     shown = roundhouse(*command, "--json")
     [change] = shown.json["changes"]
     assert (shown.code, change["kind"], change["subject"]) == (ExitCode.PENDING, "engine", "a")
+
+
+def test_models_that_no_file_declares_are_compared_too(there: Installation, roundhouse: Roundhouse) -> None:
+    (there.desired / "models.yaml").write_text("{models: {}, discover: true, mcp_servers: {tools: {command: [serve]}}}")
+    said = {"declared_at": 1.0, "actor": "me", "fields": {"backend": "stub"}}
+    declared = {"models": {"b": said, "c": {**said, "fields": {"gone": 1}}}}
+    discovered = {"d": {"backend": "stub", "model_path": "d"}}
+    memory = {"schema_version": 1, "declarations": declared, "discovered": discovered}
+    (there.state / "memory.json").write_text(json.dumps(memory))
+    (there.state / "replicas").mkdir()
+    for name in ("b", "d", replica_model("tools")):
+        record = {"model": name, "spec_hash": "0" * 16, "ended": False}
+        (there.state / "replicas" / f"{len(name)}{name[0]}.json").write_text(json.dumps(record))
+    changes = roundhouse("upgrade", "--check", *options(there), "--json").json["changes"]
+    assert {each["subject"] for each in changes if each["kind"] == "engine"} == {"b", "d", replica_model("tools")}
+    assert any("models.c.gone" in each["message"] for each in changes)
 
 
 def test_files_settings_and_state_are_judged(

@@ -218,6 +218,17 @@ async def test_a_wait_is_over_when_its_time_is_up_and_the_load_goes_on(tmp_path:
         assert await bench.state() is ModelState.LOADED
 
 
+@pytest.mark.parametrize("autoload", [True, False])
+async def test_a_load_keeps_a_model_that_the_files_loaded_and_that_could_be_evicted(
+    tmp_path: Path, autoload: bool
+) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True, "autoload": autoload}}) as bench:
+        await bench.round(4)
+        assert await bench.state() is ModelState.LOADED
+        bench.load()
+        assert (await bench.row()).statement.kind == ("load" if autoload else "file")
+
+
 async def test_an_unload_that_frees_is_done_though_a_request_loads_the_model_again(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"enabled": True, "autoload": True}}) as bench:
         await bench.round(4)
@@ -476,4 +487,15 @@ async def test_a_reload_applies_an_edit_at_once_and_keeps_the_rest(tmp_path: Pat
         kept = set(bench.runtime.replicas)
         assert {name.split("-")[2] for name in kept} == {"m", "new"}
         assert len(before & kept) == 1, "the unchanged one was not started again"
+        assert not (await bench.service.reload_files()).is_changed
+
+
+async def test_a_request_during_a_reload_is_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, {"m": STUB | {"autoload": True}}) as bench:
+        await bench.round()
+
+        async def request() -> None:
+            assert bench.harness.ask_for("m", bench.time[0])
+
+        monkeypatch.setattr(bench.harness.files, "refresh_sources", request)
         assert not (await bench.service.reload_files()).is_changed

@@ -11,11 +11,14 @@ import aiohttp
 import pytest
 
 from contract.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
+from contract.routing import GatewayReport
 from controller.api.admin_journal import HEARTBEAT, _events
+from controller.api.app import CLOSE_FAILED
 from controller.api.requests import StopMiddleware
 from controller.assembly import EXIT_RUNTIME_SILENT
 from controller.journal import FOLLOWED_AT_ONCE, EventLog
 from controller.round_events import NewEntry
+from controller.runtimes.base import RuntimeUnavailableError
 from tests.support.controller_app import Running, running
 from tests.support.http_client import HttpClient, Reply
 from tests.support.wait import until
@@ -263,3 +266,54 @@ async def test_nobody_at_the_runtimes_address_ends_it(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             await site.controller.wait_for_end()
         assert site.controller.exit_code == EXIT_RUNTIME_SILENT
+
+
+async def test_a_link_ends_with_an_error_when_no_table_can_be_sent(
+    site: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(after: object) -> None:
+        raise ValueError("no table")
+
+    monkeypatch.setattr(site.controller.hub, "wait_for_table", fail)
+    report = GatewayReport(gateway_id="g1", stamp=None)
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{site.url}/internal/link") as link:
+        await link.send_str(report.model_dump_json())
+        message = await link.receive(timeout=10)
+    assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, CLOSE_FAILED)
+    assert "gateway g1 cannot be sent a table" in caplog.text
+    assert "ValueError: no table" in caplog.text
+    await until("the link has ended", lambda: site.controller.hub.connected_ids == [])
+
+
+async def test_engines_that_cannot_be_ended_do_not_keep_the_rest_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended, closed = [], asyncio.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    async def stop(name: str, grace_s: float) -> None:
+        if "-m-0" in name:
+            raise RuntimeUnavailableError("it hangs")
+        await asyncio.sleep(0)
+        ended.append(name)
+
+    async with running(tmp_path, {"m": {"backend": "stub", "replicas": 2}}) as site:
+        await until("both run", lambda: len(site.runtime.replicas) == 2)
+        monkeypatch.setattr(site.runtime, "stop_replica", stop)
+        monkeypatch.setattr(site.runtime, "close", close)
+        site.controller.shut_down(stop_engines=True)
+    assert (len(ended), site.controller.exit_code) == (1, 1)
+    assert closed.is_set()
+    assert "not all engines could be stopped" in caplog.text
+
+
+async def test_a_heartbeat_has_the_id_of_what_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.api.admin_journal.HEARTBEAT_S", 0.01)
+    journal = EventLog(tmp_path / "journal.db")
+    [last] = journal.record_entries([NewEntry("failure", "engine", "boom", "other")], 1_000.0)
+    stream = _events(journal, 0, "m", set(), None)
+    async with asyncio.timeout(30):
+        beats = [await anext(stream) for _ in range(3)]
+    assert beats == [HEARTBEAT, f"id: {last.id}\n".encode() + HEARTBEAT, HEARTBEAT]

@@ -366,3 +366,21 @@ async def test_a_model_has_no_problems_of_one_whose_name_begins_with_its_own(sit
     await site.restart()  # `env` is not trusted any more
     site.put("b")
     assert site.wanted() == {"a": False, "b": True}
+
+
+async def test_the_last_key_is_revoked_only_by_a_request_that_says_so(site: Site) -> None:
+    site.put("one", "keys", sha256=HASH)
+    site.put("two", "keys", sha256="b" * 64)
+    site.service.drop_declaration("keys", "two", actor="me")
+    with pytest.raises(RoundhouseError, match="one is the last key") as refused:
+        site.service.drop_declaration("keys", "one", actor="me")
+    assert (refused.value.entry.code, list(site.desired.keys)) == ("last_key", ["one"])
+    await site.write(FILE + f"keys: {{ci: {{sha256: {'c' * 64}}}}}\n")
+    site.service.drop_declaration("keys", "one", actor="me")
+    assert list(site.desired.keys) == ["ci"]
+
+
+async def test_the_last_key_can_be_revoked(site: Site) -> None:
+    site.put("one", "keys", sha256=HASH)
+    site.service.drop_declaration("keys", "one", actor="me", even_last=True)
+    assert not site.desired.keys

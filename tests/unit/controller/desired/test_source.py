@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from contract.override import Override
 from contract.routing import GatewayReport
 from controller.artifacts.model_roots import ModelRoots
+from controller.config.validate import PlacedSource
 from controller.desired.file_source import DesiredOptions
 from controller.desired.resolve import Defaults
 from controller.desired.source import STORED_FIELD_WORDS, DesiredCallbacks, DesiredStateSource
@@ -18,6 +21,7 @@ from controller.routing_table import build_keys
 from controller.state import AttemptNumbers, DesiredModel, DesiredState
 from controller.state_dir import StateDir, StoredState
 from tests.support.small_disk import no_space
+from tests.support.wait import until
 
 MODELS = "models:\n  m:\n    backend: stub\n"
 EAGER, LAZY = (f"{MODELS}    enabled: {enabled}\n    autoload: true\n" for enabled in ("true", "false"))
@@ -367,3 +371,27 @@ async def test_tools_are_wanted_at_once_and_their_secrets_are_learned(place: Pla
     assert (list(after.tools), list(after.mcp_servers), after.revision > state.revision) == ([], ["a"], True)
     assert files.wake_at() == place.now + 2
     assert list(state_of(place.files()).mcp_servers) == ["a"], "also over a restart"
+
+
+async def test_a_slow_look_for_sources_does_not_undo_a_newer_one(place: Place) -> None:
+    found: dict[str, PlacedSource] = {}
+    begun, may_end = threading.Event(), threading.Event()
+    waits_for: list[threading.Event] = []
+
+    def find_sources(_: frozenset[str]) -> dict[str, PlacedSource]:
+        seen = dict(found)
+        if waits_for:
+            gate = waits_for.pop()
+            begun.set()
+            assert gate.wait(10)
+        return seen
+
+    files = await place.start(MODELS, find_sources=find_sources)
+    waits_for.append(may_end)
+    slow = asyncio.create_task(files.refresh_sources())
+    await until("it has looked", begun.is_set)
+    found["hf:a/b"] = here = PlacedSource("b")
+    await files.refresh_sources()
+    may_end.set()
+    await slow
+    assert files.sources == {"hf:a/b": here}

@@ -15,6 +15,7 @@ from contract.errors import RoundhouseError
 from contract.model_files import ModelFile
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads.file_service import list_models
+from controller.hosts import Host
 from controller.state import ObservedReplica, Phase, ReplicaId
 from controller.transfers_client import TransfersClient, transfers_address
 from tests.fakes.fake_transfers import FakeSource, FakeTransfers
@@ -214,3 +215,19 @@ async def test_without_transfers_nothing_is_removed(site: Site) -> None:
     assert (await site.rows())[MAIN].origin == "download", "the list needs none"
     assert (await site.refuse(MAIN)).entry.code == "transfers_unreachable"
     await site.transfers.open()
+
+
+async def test_nothing_is_discovered_while_the_gpus_of_one_host_are_unknown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = site.running.controller.model_files
+    current = service._read_round()
+
+    async def discovered(*hosts: Host) -> object:
+        observed = replace(current.observed, hosts=hosts)
+        monkeypatch.setattr(service, "_read_round", lambda: replace(current, observed=observed))
+        return await service.discover_models({})
+
+    assert await discovered(Host("a", gpus=()), Host("b", gpus=())) is not None
+    assert await discovered(Host("a", gpus=()), Host("b", gpus=None)) is None
+    assert await discovered() is None

@@ -386,6 +386,15 @@ async def test_a_cancelled_source_is_no_success(following: Bench) -> None:
     await following.sources.cancel_source(REFERENCE)  # nothing is under way
 
 
+async def test_a_download_that_an_operator_ordered_is_not_cancelled(following: Bench) -> None:
+    ordered = await following.order()
+    waits, download = await following.download_source()
+    await until("it waits", lambda: following.woken > 0)
+    await following.sources.cancel_source(REFERENCE)
+    assert (download, following.transfers.downloads[download].state) == (ordered.id, "queued")
+    waits.cancel()
+
+
 async def test_a_transfers_that_is_gone_is_an_error_and_no_wait_without_end(
     following: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,3 +403,21 @@ async def test_a_transfers_that_is_gone_is_an_error_and_no_wait_without_end(
     await following.transfers.close()
     with pytest.raises(SourceDownloadError, match="cannot be downloaded now"):
         await asyncio.wait_for(waits, 10)
+
+
+async def test_a_download_that_is_gone_is_seen_though_others_progress(
+    following: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = (await following.order()).model_copy(update={"id": "dl_other"})
+
+    async def news_of_others(after: int) -> tuple[list[Download], int]:
+        await asyncio.sleep(0.001)
+        return [other], after
+
+    monkeypatch.setattr(service, "LOOK_S", 0.05)
+    monkeypatch.setattr(following.service, "wait_for_changes", news_of_others)
+    waits, download = await following.download_source()
+    await until("it is ordered twice", lambda: following.sent("POST", "/downloads") == 2)
+    del following.transfers.downloads[download]
+    with pytest.raises(SourceDownloadError, match="no such download"):
+        await asyncio.wait_for(waits, 3)

@@ -12,7 +12,7 @@ from contract.routing import GatewayReport, RemoteResult, Stamp
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
 from controller.observe.gateway_hub import KEPT_S, GatewayHub, GatewayResult, RemoteDraining, RemoteHealth, judge_remote
-from controller.planning.draining import ARRIVAL_S, GatewayView
+from controller.planning.draining import ARRIVAL_S, FORGET_S, GatewayView
 from controller.state import DesiredModel, DesiredState, Statement
 from tests.support.loop_clock import LoopClock, loop_clock
 
@@ -243,3 +243,17 @@ def test_one_that_is_wanted_again_drains_no_longer() -> None:
     assert draining.models == {"far"}, "no table without it was published"
     draining.follow_desired(UNWANTED, WANTED, SINCE)
     assert draining.models == frozenset()
+
+
+def test_what_a_gateway_said_is_dropped_some_time_after_it_is_gone() -> None:
+    bench = _tracking()
+    bench.report("a", m=_result(1.0))
+    bench.remotes.reset_health("m")
+    bench.report("b", m=_result(2.0))
+    state = bench.remotes._remote_states["m"]
+    for gateway in ("a", "b"):
+        bench.hub.close_link(gateway)
+    bench.now += FORGET_S
+    bench.hub.forget_lost()
+    bench.remotes.track_models([_model("m")])
+    assert (state.results, state.void_results) == ({}, {})

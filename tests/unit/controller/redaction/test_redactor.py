@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contract.admin import MASKED
-from controller.redaction import REMEMBERED, Redactor, redact_nothing
+from controller.redaction import REMEMBERED, Redactor, mask_text, redact_nothing
 
 
 def declared(*secrets: str) -> dict[str, object]:
@@ -67,3 +67,10 @@ def test_no_secret_that_is_declared_now_is_forgotten() -> None:
 
 def test_where_engines_know_no_secrets_all_is_shown() -> None:
     assert redact_nothing("chat", TEXT, "a") == TEXT
+
+
+def test_what_is_redacted_fits_into_json() -> None:
+    redact = redactor()
+    for each in (redact.redact_text("chat", "mod\udce8le"), redact.with_proposed({})("chat", "mod\udce8le")):
+        assert each == "mod?le"
+    assert mask_text("mod\udce8le") == "mod?le"

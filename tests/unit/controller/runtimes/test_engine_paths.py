@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
+from controller.desired.file_source import find_outside_paths
 from controller.engines import ENGINES
 from controller.engines.base import FileCheck, RenderContext
 from controller.runtimes.docker.container_spec import models_targets
-from controller.runtimes.model_files import Mounts, find_broken_link, find_engine_paths, mount_roots
+from controller.runtimes.model_files import Mounts, check_model, find_broken_link, find_engine_paths, mount_roots
+from tests.support.definitions import define
 
 
 class Folders:
@@ -113,6 +116,20 @@ def test_links_within_a_folder_that_containers_cannot_follow_are_told(folders: F
     assert broken_link(folders, str(folders.snapshot)) is None
     folders.link(folders.first / "linked", folders.snapshot)
     assert broken_link(folders, "linked") is None, "the folder is given as what the link names"
+
+
+def test_what_is_told_of_names_that_are_not_utf8_can_be_written_as_json(folders: Folders) -> None:
+    named = os.fsdecode(b"mod\xe8le.gguf")
+    (folders.first / named).touch()
+    definition = define("llama_server", model_path="modèle.gguf")
+    missing = check_model(ModelRoots((folders.first,)), ENGINES["llama_server"], definition)
+    assert missing == f"model_path: modèle.gguf is missing from {folders.first}; did you mean `mod?le.gguf`?"
+    folders.link(folders.first / "old" / "config.json", folders.blobs / named)
+    (folders.blobs / named).touch()
+    assert f"({folders.blobs / 'mod?le.gguf'})" in str(broken_link(folders, "old"))
+    folders.link(folders.first / "old" / named, folders.outside)
+    [(_, problem)] = find_outside_paths(folders.roots, [("model_path", "old")])
+    assert problem.endswith("by the symbolic link {}".format(folders.first / "old" / "mod?le.gguf"))
 
 
 def test_files_that_belong_together_must_be_found_beside_each_other(folders: Folders) -> None:

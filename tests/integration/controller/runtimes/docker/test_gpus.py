@@ -144,9 +144,9 @@ async def test_a_probe_that_falls_silent_makes_the_gpus_unknown(containers: Dock
     assert containers.left() == [], "what hangs is removed"
 
 
-async def test_a_probe_that_never_worked_means_no_gpus(containers: DockerEngines, daemon: Daemon) -> None:
+async def test_a_probe_that_never_worked_leaves_the_gpus_unknown(containers: DockerEngines, daemon: Daemon) -> None:
     probe = fake_nvml_probe(daemon, containers, "echo nonsense; exec sleep 600", Clock())
-    assert await probe.read_gpus() == ()
+    assert await probe.read_gpus() is None
 
 
 async def test_no_gpu_support_is_looked_at_again_rarely(containers: DockerEngines, daemon: Daemon) -> None:
@@ -174,6 +174,6 @@ async def test_an_earlier_probe_is_replaced_and_a_foreign_one_not(containers: Do
 
     containers.foreign(name_of(containers))
     probe = fake_nvml_probe(daemon, containers, READS, Clock())
-    assert await probe.read_gpus() == ()
+    assert await probe.read_gpus() is None
     await probe.close()
     assert containers.foreign_runs(name_of(containers))

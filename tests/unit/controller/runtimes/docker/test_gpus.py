@@ -125,3 +125,17 @@ async def test_a_docker_engine_that_loses_its_gpu_support_has_no_unread_gpus() -
     host.daemon.start_error = 'could not select device driver "" with capabilities: [[gpu utility]]'
     assert await host.probe.read_gpus() == ()
     assert not host.probe.unread_gpus
+
+
+async def test_gpus_are_unknown_until_the_probe_has_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.runtimes.docker.gpus.FIRST_READING_S", 0.01)
+    host = Host()
+    host.daemon.start_error = "No such image: controller:1"
+    assert await host.probe.read_gpus() is None
+    assert await host.probe.read_gpus() is None, "it waits before it tries again"
+    host.now, host.daemon.start_error, host.daemon.first_line = 60.0, None, None
+    assert await host.probe.read_gpus() is None, "the first line is late"
+    host.daemon.write(Reading((), "no NVIDIA driver").to_line())
+    assert await host.probe.read_gpus() == ()
+    assert await host.read(TAKEN_AWAY) is None, "it said that there is none, and fails now"
+    assert await host.read(WELL) == (GPU,)
