@@ -38,6 +38,36 @@ async def test_a_collection_that_is_lost_while_the_program_runs_comes_back(tmp_p
         assert await harness.texts("fox") == ["A fox."]
 
 
+@pytest.mark.parametrize("is_at_start", [True, False], ids=["at-start", "while-it-runs"])
+@pytest.mark.parametrize("is_made", [True, False], ids=["after-it", "before-it"])
+async def test_a_lost_collection_is_filled_although_its_renewal_broke_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_start: bool, is_made: bool
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.02)
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
+    real_create, broken = store.create_collection, [True]
+
+    async def break_off(spec: CollectionSpec) -> None:
+        if is_made or not broken:
+            await real_create(spec)
+        if broken:
+            broken.clear()
+            raise VectorStoreError("the disk is full")
+
+    store.create_collection = break_off  # type: ignore[method-assign]
+    if is_at_start:
+        store.collections.clear()
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        if not is_at_start:
+            store.collections.clear()
+            await harness.request("POST", "/v1/search", {"query": "fox"})
+        await until("it was made anew", lambda: not broken and "bm25" in store.collections)
+        await until("it is whole", lambda: store.points("bm25") and not harness.retrieval.index.missing)
+        assert await harness.texts("fox") == ["A fox."]
+
+
 async def test_a_version_that_is_written_while_the_collection_is_lost_is_whole_when_visible(tmp_path: Path) -> None:
     models, store = FakeModels(gate=asyncio.Event(), gated="Fox 5"), MemoryVectorStore()
     async with retrieval_harness(
