@@ -450,6 +450,18 @@ async def test_a_model_that_is_away_is_asked_again(tmp_path: Path) -> None:
         assert await harness.texts("fox") == ["A fox."]
 
 
+async def test_a_clock_that_is_put_back_delays_no_retry(tmp_path: Path) -> None:
+    models = FakeModels(away=True)
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
+        await harness.request("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
+        await until("it was tried", lambda: harness.retrieval.pipeline.retried)
+        await until_document(harness, "d", lambda document: document["status"] == "queued")
+        models.away = False
+        harness.clock.ahead_s = -3600
+        harness.skip_time(0)
+        await until_document(harness, "d", lambda document: document["status"] == "ready")
+
+
 async def test_a_chunk_that_the_model_refuses_is_named(tmp_path: Path) -> None:
     models = FakeModels(refuses="dog")
     async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="minilm") as harness:
