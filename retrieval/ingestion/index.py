@@ -276,7 +276,14 @@ class Index:
         building, self.building = self.building, None
         assert building is not None
         await self._catalog.write(lambda db: forget_collection(db, building.number))
-        await self._store.delete_collection(building.name)
+        await self._delete_unused(building.name)
+
+    async def _delete_unused(self, name: str) -> None:
+        """Delete a collection that the catalog has forgotten. A failure is only logged: `open` deletes it, too."""
+        try:
+            await self._store.delete_collection(name)
+        except VectorStoreError as error:
+            log.warning("collection %s is not used any more, and stays until the next start: %s", name, error)
 
     async def _fill(self, collection: Collection) -> None:
         last, has_written = 0, False
@@ -351,7 +358,7 @@ class Index:
             await self._count_missing()
             log.info("collection %s serves", building.name)
             if old is not None:
-                await self._store.delete_collection(old.name)
+                await self._delete_unused(old.name)
             return
 
     async def _count_missing(self) -> None:
