@@ -247,7 +247,7 @@ async def test_a_document_that_is_replaced_meanwhile_is_read_as_it_was(harness: 
 @pytest.mark.parametrize("is_file", [True, False], ids=["file", "document"])
 async def test_content_that_is_deleted_meanwhile_is_not_found(harness: RetrievalHarness, is_file: bool) -> None:
     if is_file:
-        form = {"files": {"file": ("a.txt", b"A fox.")}, "data": {"purpose": "assistants"}}
+        form: dict[str, Any] = {"files": {"file": ("a.txt", b"A fox.")}, "data": {"purpose": "assistants"}}
         path = f"/v1/files/{(await harness.request('POST', '/v1/files', **form)).json()['id']}"
     else:
         path = f"/v1/documents/{(await harness.add('A fox.'))['id']}"

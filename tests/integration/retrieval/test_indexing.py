@@ -176,8 +176,8 @@ async def test_a_reindex_has_ended_although_the_old_collection_cannot_be_deleted
     async with retrieval_harness(tmp_path, store=store) as harness:
         await harness.add("A fox.", "d")
 
-        async def refuse(_: str) -> None:
-            raise VectorStoreError("permission denied")
+        async def refuse(name: str) -> None:
+            raise VectorStoreError(f"{name}: permission denied")
 
         real_delete, store.delete_collection = store.delete_collection, refuse  # type: ignore[method-assign]
         await harness.retrieval.index.reindex()
@@ -195,8 +195,8 @@ async def test_a_new_index_is_optimized_whatever_was_written_when_it_serves(
     monkeypatch.setattr("retrieval.assembly.OPTIMIZE_FROM", 3)
     store, optimized = MemoryVectorStore(), list[str]()
 
-    async def note(name: str) -> None:
-        optimized.append(name)
+    async def note(collection: str) -> None:
+        optimized.append(collection)
 
     async with retrieval_harness(tmp_path, store=store) as harness:
         for number in range(4):
