@@ -29,7 +29,6 @@ from retrieval.api.requests import (
     RequestCaller,
     answer_file,
     answer_model,
-    build_disposition,
     open_upload,
     parse_body,
     read_body,
@@ -175,7 +174,7 @@ class DocumentRoutes:
         caller, key = _named(request)
         path, document = await self._service.find_original(key)
         try:
-            return await answer_file(path, build_disposition(document.newest.filename or key.id, "document"), caller)
+            return await answer_file(path, document.newest.filename or key.id, "document", caller)
         except FileNotFoundError:
             message = f"The document {key.id!r:.250} was deleted or replaced meanwhile."
             raise RoundhouseError("document_not_found", message, param="document_id") from None

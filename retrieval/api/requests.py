@@ -342,15 +342,15 @@ def tenant_headers(caller: RequestCaller) -> dict[str, str]:
     return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}
 
 
-async def answer_file(path: Path, disposition: str, caller: RequestCaller) -> Response:
-    """Return the answer with the bytes of a file, which no browser shows as a page of this address. `disposition`: of
-    `build_disposition`. Raises FileNotFoundError where the file is gone."""
+async def answer_file(path: Path, name: str, default: str, caller: RequestCaller) -> Response:
+    """Return the answer with the bytes of a file, which no browser shows as a page of this address. `name`, `default`:
+    of `build_disposition`. Raises FileNotFoundError where the file is gone."""
     return FileResponse(
         path,
         headers={
             **tenant_headers(caller),
             "x-content-type-options": "nosniff",
-            "content-disposition": disposition,
+            "content-disposition": build_disposition(name, default),
         },
         media_type="application/octet-stream",
         stat_result=await asyncio.to_thread(path.stat),

@@ -34,7 +34,6 @@ from retrieval.api.requests import (
     RequestCaller,
     answer_file,
     answer_model,
-    build_disposition,
     open_form,
     parse_body,
     read_body,
@@ -141,7 +140,7 @@ class FileRoutes:
         caller = read_caller(request)
         file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
         try:
-            return await answer_file(self._service.original_of(file), build_disposition(file.filename, "file"), caller)
+            return await answer_file(self._service.original_of(file), file.filename, "file", caller)
         except FileNotFoundError:
             raise file_not_found(file.id) from None
 

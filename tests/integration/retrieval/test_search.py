@@ -140,7 +140,7 @@ async def test_a_search_whose_collection_is_replaced_meanwhile_goes_to_the_new_o
                 raise VectorStoreError("the collection was closed")
             return await search(collection, *rest)
 
-        store.search_sparse = replace_first  # type: ignore[method-assign]
+        store.search_sparse = replace_first  # type: ignore[assignment,method-assign]
         assert await harness.texts("fox") == ["A fox."]
 
 
