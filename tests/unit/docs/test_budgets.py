@@ -23,7 +23,7 @@ MODULES: Final = 512
 table of requests' fields; tools of other forms; compressed bodies; files in requests; models that are served because
 they are there; the command line's chat; the last hour of each model; one guard of the HTML parser; sleep, and the guard
 of its routes; several hosts: their state, the rules of loss, messages, and the four files of `runtimes/cluster`."""
-LINES: Final = 129_600
+LINES: Final = 129_700
 """Of Python. Aim: 102,000. More than by ADR 30: 350 for docstrings, encodings, odd answers, MCP lists; 3,650 for what
 real inputs hold (issue 38): formats and tables 1,720, search in every script 430, fields and forms 620, thoughts and
 named files 310, HTTP 300; 1,900 for the first minute (issue 39): serve and discover 950, chat and run 300, the command
@@ -33,7 +33,7 @@ model 170, use of keys, looks at files and the words of files 160, what newcomer
 of a stop 750 (issue 40), models that can never fit, files that arrive, and losses that readers found; 300 for more of
 these (a driver that hangs, clocks that are set, room for two downloads, `rag add` of a folder by two paths); 2,900 for
 several hosts (issue 41): planning by host 400, their messages 240, the runtime over a carrier 600, the service on a
-host 280, hosts in this process 210, every surface 780."""
+host 280, hosts in this process 210, every surface 780; 100 for faults of retrieval that a reader found."""
 LONGEST_FILE: Final = 800
 MODULES_PER_FOLDER: Final = 20
 IN_A_CIRCLE: Final = 7
