@@ -33,8 +33,8 @@ class _Server(uvicorn.Server):
 
 
 def open_listener(address: Path | tuple[str, int]) -> socket.socket:
-    """Bind a non-blocking socket to a path or to (host, port), and return it; the caller closes it. A TCP socket
-    listens already, a unix socket not yet.
+    """Bind a non-blocking socket to a path or to (host, port), and return it; the caller closes it. It does not
+    listen yet, so that nobody waits for an answer of a program that is still starting.
 
     A file or socket at the path is replaced, even the socket of a program that still runs: the caller must know that
     none does. Only the owner may connect to the new one. For a unix socket, the umask of the whole process is changed
@@ -55,7 +55,13 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
             os.umask(old_umask)
     else:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        listener = socket.create_server(address, family=family)
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
         # Connections inherit it. asyncio sets it only on sockets that name their protocol, which accepted ones of this
         # listener do not: then the end of an answer waits 40 ms for the client's acknowledgement of its beginning.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,7 +73,7 @@ class ListeningServer:
     """HTTP server of an ASGI app. It serves from its construction, which needs a running event loop, until `close`. The
     app gets no lifespan events, and signal handlers are left as they are. `listener` is what `open_listener` returned
     for `address`; the server closes it at the end. An answer that the app gives before it has read the request's body
-    is not lost (see `LingeringApp`).
+    is not lost (see `LingeringApp`). The construction raises OSError where another program listens there since.
 
     If the file of a unix socket is deleted or replaced, the server opens the socket again within about 1 s
     (`RECHECK_S`). Connections made through the old file continue.
@@ -87,6 +93,7 @@ class ListeningServer:
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._inode: int | None = None
         self._is_refused = False
+        listener.listen()  # uvicorn's task does, too, and nobody would see it fail
         self._serve(listener)
         self._watch_task = asyncio.create_task(self._watch()) if isinstance(address, Path) else None
         if self._watch_task is not None:

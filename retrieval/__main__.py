@@ -122,7 +122,10 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
         app: AsgiApp = retrieval.build_app()
         if not isinstance(address, Path):
             app = TokenCheck(app, token, RETRIEVAL_TOKEN)
-        server = ListeningServer(app, address, listener)
+        try:
+            server = ListeningServer(app, address, listener)
+        except OSError as error:
+            return _refuse(EXIT_ADDRESS, f"cannot listen on {settings.retrieval_listen}: {error.strerror or error}")
         log.info("vectors in %s, listening on %s", store.kind, settings.retrieval_listen)
         waits = [asyncio.create_task(each.wait()) for each in (ended, retrieval.has_failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sqlite3
 import time
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, get_args
 
@@ -214,7 +214,7 @@ class Retrieval:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        async with AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.catalog.close)
             stack.push_async_callback(self.store.close)
             stack.push_async_callback(self._parser.close)
@@ -242,7 +242,10 @@ class Retrieval:
 
     async def _collect_garbage(self) -> None:
         while True:
-            await self._has_garbage.wait()
+            with contextlib.suppress(TimeoutError):
+                # What was deleted while it was written stayed, and its writer may not say when it ends.
+                async with asyncio.timeout(RETRY_S if self.writer.versions_in_use else None):
+                    await self._has_garbage.wait()
             self._has_garbage.clear()
             try:
                 await self.collector.collect()
@@ -322,10 +325,12 @@ class Retrieval:
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     async def _optimize(self) -> None:
-        done = seen = 0
+        done = seen = number = 0
         while True:
             await asyncio.sleep(OPTIMIZE_EVERY_S)
             written = self.writer.points_written
+            if self.index.active is not None and self.index.active.number != number:
+                number, done = self.index.active.number, 0  # it was written before it became the active one
             is_quiet, seen = written == seen, written
             if written - done < (OPTIMIZE_FROM if is_quiet else OPTIMIZE_AT) or self.index.active is None:
                 continue

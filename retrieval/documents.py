@@ -320,19 +320,13 @@ class DocumentService:
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:
         """Return up to `limit` chunks of the visible version from the ordinal `first` (from 0) on, and whether more
         follow; none if no version is visible. Raises RoundhouseError `document_not_found`, and sqlite3.Error."""
-        document = await self._find(key)
-        live = document.live
-        if live is None:
-            return [], False
-        chunks = await self._catalog.read(lambda db: read_chunks(db, live, first=first, limit=limit + 1))
+        chunks = await self._read_live(key, partial(read_chunks, first=first, limit=limit + 1)) or []
         return chunks[:limit], len(chunks) > limit
 
     async def read_text(self, key: DocumentKey) -> bytes:
         """Return the text of the visible version in UTF-8. Raises RoundhouseError `document_not_found` if there is no
         such document, or no visible version of it; sqlite3.Error if the catalog cannot be read."""
-        document = await self._find(key)
-        live = document.live
-        text = None if live is None else await self._catalog.read(lambda db: read_text(db, live))
+        text = await self._read_live(key, read_text)
         if text is None:
             raise RoundhouseError("document_not_found", f"The document {key.id} is not searchable yet.")
         return text
@@ -363,6 +357,18 @@ class DocumentService:
         if document is None:
             raise _not_found(key)
         return document
+
+    async def _read_live(self, key: DocumentKey, read: Callable[[sqlite3.Connection, int], Result]) -> Result | None:
+        """Return what `read` returns of the visible version, in one look at the catalog: between two, the version may
+        be replaced and removed. None: no version is visible."""
+
+        def find_and_read(db: sqlite3.Connection) -> Result | None:
+            document = find_document(db, key)
+            if document is None:
+                raise _not_found(key)
+            return None if document.live is None else read(db, document.live)
+
+        return await self._catalog.read(find_and_read)
 
     async def _write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         try:

@@ -218,7 +218,7 @@ def _decode_vector(value: str | Sequence[float]) -> Sequence[float]:
             numbers.byteswap()
         vector: Sequence[float] = numbers.tolist()
     else:
-        vector = [float(number) for number in value]
+        vector = array.array("f", value).tolist()  # as the vector store has it: a larger number is infinite
     if not vector or not all(map(math.isfinite, vector)):
         raise ValueError("a vector is empty, or a number is not finite")
     return vector

@@ -404,15 +404,15 @@ class VectorStoreService:
         `invalid_request` if the page's cursor is the id of no file of the batch; and sqlite3.Error."""
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
-        found = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
-        documents = [document for document in found if document is not None]
+        # With those that were removed: a client may go on behind one of them.
+        found = await self._catalog.read(lambda db: [(key.id, find_document(db, key)) for key in keys])
         try:
             kept, has_more = cut_list(
-                documents, page, lambda document: document.key.id, lambda document: _has_status(document, status)
+                found, page, lambda each: each[0], lambda each: each[1] is not None and _has_status(each[1], status)
             )
         except LookupError:
             raise unknown_cursor(page, "a file of the batch") from None
-        return [await self._view_file(document) for document in kept], has_more
+        return [await self._view_file(document) for _, document in kept if document is not None], has_more
 
     async def empty_expired(self) -> int:
         """Delete what expired vector stores of all tenants have made of their files; the vector stores stay, as
@@ -447,7 +447,7 @@ class VectorStoreService:
         for index, each in enumerate(wanted):
             check_metadata(each.attributes or {}, f"files.{index}.{_ATTRIBUTES}")
             self._choose_chunking(each.chunking_strategy)
-        return wanted
+        return list({each.file_id: each for each in wanted}.values())  # of one that comes twice, the last
 
     def _choose_chunking(self, strategy: ChunkingStrategy | None) -> ChunkingOptions:
         if strategy is None or strategy.type == "auto":

@@ -103,14 +103,14 @@ class SearchService:
                 lambda hidden: SearchScope(tenant, spaces, parsed, hidden),
                 _rule_of(request.fusion),
             )
-        except KeyError:
-            if self._index.active is collection:
+        except (KeyError, VectorStoreError) as error:
+            if self._index.active is not collection:
+                return await self.search(tenant, spaces, request)  # another collection serves since
+            message = f"The vector store does not answer: {error}."
+            if isinstance(error, KeyError):
                 self._index.note_lost()
                 message = "The vector store has lost the index, which is made anew."
-                raise RoundhouseError("vector_store_unavailable", message) from None
-            return await self.search(tenant, spaces, request)  # another collection serves since
-        except VectorStoreError as error:
-            raise RoundhouseError("vector_store_unavailable", f"The vector store does not answer: {error}.") from None
+            raise RoundhouseError("vector_store_unavailable", message) from None
         if rerank_model is not None:
             found = await self._rerank(rerank_model, request.query, found)
         threshold = request.score_threshold

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from contract.documents import (
     ChunkList,
@@ -27,8 +27,8 @@ from contract.retrieval import DOCUMENT, RetrievalStatus
 from retrieval.api.requests import (
     Handlers,
     RequestCaller,
+    answer_file,
     answer_model,
-    build_disposition,
     open_upload,
     parse_body,
     read_body,
@@ -173,16 +173,11 @@ class DocumentRoutes:
         `document_not_found`. Raises sqlite3.Error if the catalog fails."""
         caller, key = _named(request)
         path, document = await self._service.find_original(key)
-        # Never shown by a browser as a page of this address.
-        return FileResponse(
-            path,
-            headers={
-                **tenant_headers(caller),
-                "x-content-type-options": "nosniff",
-                "content-disposition": build_disposition(document.newest.filename or key.id, "document"),
-            },
-            media_type="application/octet-stream",
-        )
+        try:
+            return await answer_file(path, document.newest.filename or key.id, "document", caller)
+        except FileNotFoundError:
+            message = f"The document {key.id!r:.250} was deleted or replaced meanwhile."
+            raise RoundhouseError("document_not_found", message, param="document_id") from None
 
     async def follow_document(self, request: Request) -> Response:
         """Answer a stream of server-sent events: `document` with the document as it is now, and again after changes,

@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 from contract.documents import NewDocument
 from contract.errors import RoundhouseError
@@ -341,6 +342,21 @@ def tenant_headers(caller: RequestCaller) -> dict[str, str]:
     return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}
 
 
+async def answer_file(path: Path, name: str, default: str, caller: RequestCaller) -> Response:
+    """Return the answer with the bytes of a file, which no browser shows as a page of this address. `name`, `default`:
+    of `build_disposition`. Raises FileNotFoundError where the file is gone."""
+    return FileResponse(
+        path,
+        headers={
+            **tenant_headers(caller),
+            "x-content-type-options": "nosniff",
+            "content-disposition": build_disposition(name, default),
+        },
+        media_type="application/octet-stream",
+        stat_result=await asyncio.to_thread(path.stat),
+    )
+
+
 def header_text(text: str) -> str:
     """Return `text` with `?` for every character that is not printable ASCII, so that a header can carry it."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
@@ -431,7 +447,7 @@ def _fields_of(new: NewDocument, media_type: str | None = _TEXT_TYPE) -> Documen
     chunking = new.chunking
     return DocumentFields(
         new.id,
-        new.filename,
+        None if new.filename is None else clean_file_name(new.filename),
         media_type,
         new.metadata,
         None if chunking is None else chunking.max_tokens,

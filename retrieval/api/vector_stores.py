@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from contract.errors import RoundhouseError
 from contract.files import (
@@ -32,19 +32,18 @@ from retrieval.api.requests import (
     FORM_TYPE,
     Handlers,
     RequestCaller,
+    answer_file,
     answer_model,
-    build_disposition,
     open_form,
     parse_body,
     read_body,
     read_caller,
     read_choice,
     read_integer,
-    tenant_headers,
 )
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.paging import PageRequest
-from retrieval.file_search import LONGEST_LIFE_S, SHORTEST_LIFE_S, FileService, VectorStoreService
+from retrieval.file_search import LONGEST_LIFE_S, SHORTEST_LIFE_S, FileService, VectorStoreService, file_not_found
 from retrieval.metrics import RetrievalMetrics
 from retrieval.search import SearchService
 from retrieval.views import build_file, build_search, merge_results
@@ -140,16 +139,10 @@ class FileRoutes:
         file has expired. Raises sqlite3.Error if the catalog fails."""
         caller = read_caller(request)
         file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
-        # Never shown by a browser as a page of this address.
-        return FileResponse(
-            self._service.original_of(file),
-            headers={
-                **tenant_headers(caller),
-                "x-content-type-options": "nosniff",
-                "content-disposition": build_disposition(file.filename, "file"),
-            },
-            media_type="application/octet-stream",
-        )
+        try:
+            return await answer_file(self._service.original_of(file), file.filename, "file", caller)
+        except FileNotFoundError:
+            raise file_not_found(file.id) from None
 
 
 def _check_form(request: Request) -> None:
@@ -160,7 +153,7 @@ def _check_form(request: Request) -> None:
 def _life_of(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not SHORTEST_LIFE_S <= int(text) <= LONGEST_LIFE_S:
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or not SHORTEST_LIFE_S <= int(text) <= LONGEST_LIFE_S:
         message = f"`expires_after[seconds]` must be an integer from {SHORTEST_LIFE_S} to {LONGEST_LIFE_S}."
         raise RoundhouseError("invalid_request", message, param="expires_after[seconds]")
     return int(text)

@@ -139,7 +139,7 @@ def find_batch(db: sqlite3.Connection, tenant: str, store_id: str, batch_id: str
         "WHERE tenant = ? AND vector_store = ? AND id = ?",
         (tenant, store_id, batch_id),
     ).fetchone()
-    return None if row is None else FileBatch(row[0], row[1], row[2], row[3], tuple(json.loads(row[4])))
+    return None if row is None else FileBatch(row[0], row[1], row[2], row[3], tuple(dict.fromkeys(json.loads(row[4]))))
 
 
 def _read_store(row: Sequence[Any]) -> StoredVectorStore:

@@ -275,6 +275,19 @@ def next_retry_at(db: sqlite3.Connection) -> float | None:
     return None if row is None else float(row[0])
 
 
+def last_retry_at(db: sqlite3.Connection) -> float:
+    """Return the Unix time in seconds when the last queued version is due that failed before; 0: none failed. Blocks;
+    raises sqlite3.Error if the catalog fails."""
+    [last] = db.execute("SELECT coalesce(max(retry_at), 0) FROM versions WHERE state = 'queued'").fetchone()
+    return float(last)
+
+
+def hasten_retries(db: sqlite3.Connection, now: float, latest: float) -> None:
+    """Make the queued versions due `now` that are due only after `latest`, both Unix time in seconds. Call within a
+    transaction (`CatalogDatabase.write`). Blocks; raises sqlite3.Error if the catalog fails."""
+    db.execute("UPDATE versions SET retry_at = ? WHERE state = 'queued' AND retry_at > ?", (now, latest))
+
+
 def find_state(db: sqlite3.Connection, version: int) -> str | None:
     """Return a version's `VersionState`; None: the catalog has no such version any more. Blocks; raises sqlite3.Error
     if the catalog fails."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -55,8 +56,9 @@ class CollectionWriter:
         self._largest = batch
         self._sizes: dict[str, BatchSize] = {}
         """By model."""
-        self.versions_in_use: set[int] = set()
-        """Numbers of the versions that `write_version` is at work on. The garbage collector leaves them alone."""
+        self.versions_in_use: Counter[int] = Counter()
+        """Numbers of the versions that `write_version` is at work on, each with the number of calls: the index may fill
+        one collection and build another. The garbage collector leaves them alone."""
         self.points_written = 0
         """Points written since the start of the program, repeated ones included. Only rises."""
 
@@ -90,7 +92,7 @@ class CollectionWriter:
             DimensionChangedError: the model's vectors have another dimension than the collection.
             sqlite3.Error: the catalog cannot be read or written.
         """
-        self.versions_in_use.add(version.number)
+        self.versions_in_use[version.number] += 1
         try:
             twin: int | None = version.number
             if source is None:
@@ -109,7 +111,7 @@ class CollectionWriter:
                 notice = _describe_left_out(left_out, first)
                 await self._catalog.write(lambda db: note_left_out(db, version.number, notice))
         finally:
-            self.versions_in_use.discard(version.number)
+            self.versions_in_use -= Counter((version.number,))  # without those that nobody uses any more
 
     async def _read_next(self, version: int, first: int, limit: int) -> list[Chunk]:
         state, chunks = await self._catalog.read(

@@ -129,12 +129,9 @@ class Index:
             for name in stored:
                 await self._store.delete_collection(name)
             stored = {}
-        self.active, self.building = [
-            await self._renew(collection)
-            if collection is not None and stored.get(collection.name) != collection.spec
-            else collection
-            for collection in (self.active, self.building)
-        ]
+        for collection in (self.active, self.building):
+            if collection is not None and stored.get(collection.name) != collection.spec:
+                await self._renew(collection)
         known = {each.name for each in (self.active, self.building) if each is not None}
         for name in stored.keys() - known:
             await self._store.delete_collection(name)
@@ -160,9 +157,9 @@ class Index:
         stored = {spec.name for spec in await self._store.list_collections()}
         async with self.publish_lock:
             if active is not None and active == self.active and active.name not in stored:
-                self.active = await self._renew(active)
+                await self._renew(active)
             if building is not None and building == self.building and building.name not in stored:
-                self.building = await self._renew(building)
+                await self._renew(building)
         await self._count_missing()
 
     async def find_active(self) -> Collection:
@@ -249,12 +246,17 @@ class Index:
             return False
         return not await self._catalog.read(has_visible)
 
-    async def _renew(self, collection: Collection) -> Collection:
+    async def _renew(self, collection: Collection) -> None:
         """Create a lost collection anew. Its new number tells writers under way that their points are not all in it."""
         log.warning("the vector store has no such collection %s: it is made anew", collection.name)
+        # The catalog first: an empty collection of which it knows documents would be taken for a whole one.
+        renewed = await self._catalog.write(partial(renew_collection, collection=collection))
+        if collection.state == "active":
+            self.active = renewed
+        else:
+            self.building = renewed
         await self._store.delete_collection(collection.name)
         await self._store.create_collection(collection.spec)
-        return await self._catalog.write(partial(renew_collection, collection=collection))
 
     async def _create(self, state: Literal["active", "building"]) -> Collection:
         model, dimension, is_normalized = self.wanted_model, None, None
@@ -274,7 +276,14 @@ class Index:
         building, self.building = self.building, None
         assert building is not None
         await self._catalog.write(lambda db: forget_collection(db, building.number))
-        await self._store.delete_collection(building.name)
+        await self._delete_unused(building.name)
+
+    async def _delete_unused(self, name: str) -> None:
+        """Delete a collection that the catalog has forgotten. A failure is only logged: `open` deletes it, too."""
+        try:
+            await self._store.delete_collection(name)
+        except VectorStoreError as error:
+            log.warning("collection %s is not used any more, and stays until the next start: %s", name, error)
 
     async def _fill(self, collection: Collection) -> None:
         last, has_written = 0, False
@@ -349,7 +358,7 @@ class Index:
             await self._count_missing()
             log.info("collection %s serves", building.name)
             if old is not None:
-                await self._store.delete_collection(old.name)
+                await self._delete_unused(old.name)
             return
 
     async def _count_missing(self) -> None:

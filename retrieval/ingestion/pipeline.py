@@ -19,6 +19,8 @@ from retrieval.catalog.versions import (
     claim_version,
     fail_version,
     find_key,
+    hasten_retries,
+    last_retry_at,
     next_retry_at,
     publish_version,
     restart_versions,
@@ -28,7 +30,7 @@ from retrieval.embedding import ModelRefusedError, ModelUnavailableError
 from retrieval.ingestion.collection_writer import DimensionChangedError, VersionGoneError
 from retrieval.ingestion.document_changes import DocumentChanges, EmbeddingProgress
 from retrieval.ingestion.index import DocumentStores, Index
-from retrieval.ingestion.policies import MOST_TOGETHER, flush_delay_s, retry_delay_s
+from retrieval.ingestion.policies import LONGEST_S, MOST_TOGETHER, flush_delay_s, retry_delay_s
 from retrieval.parsing.base import Parser, ParsingError
 from retrieval.vector_store.base import VectorStore, VectorStoreError
 
@@ -273,8 +275,12 @@ class IngestionPipeline:
     async def _sleep_s(self) -> float:
         if not self._has_room:
             return _LONGEST_SLEEP_S
-        due = await self._catalog.read(next_retry_at)
-        return _LONGEST_SLEEP_S if due is None else min(_LONGEST_SLEEP_S, max(0.0, due - self._clock()))
+        due, last = await self._catalog.read(lambda db: (next_retry_at(db), last_retry_at(db)))
+        now = self._clock()
+        if last > now + LONGEST_S:  # the clock was put back
+            await self._catalog.write(partial(hasten_retries, now=now, latest=now + LONGEST_S))
+            return 0.0
+        return _LONGEST_SLEEP_S if due is None else min(_LONGEST_SLEEP_S, max(0.0, due - now))
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -612,6 +612,7 @@ class EdgeCollection:
             except OSError as error:
                 # The record may be in place, and only not be synced: then the next start would serve the copy.
                 if (await asyncio.to_thread(self._folder.read_record)).shard != copy:
+                    self._kept_shards = {self._record.shard}
                     raise
                 logger.warning("the record of collection %s may be lost by a power cut: %s", self.spec.name, error)
             else:

@@ -26,6 +26,8 @@ _CLOSE_S: Final = 30.0
 """How long a process may take to write what is pending."""
 _MACHINE_ERRNOS: Final = frozenset({12, 13, 23, 24, 28, 30, 122})
 """Errors of the machine rather than of the files: memory, permissions, open files, space, a read-only disk, quota."""
+_CRASHES: Final = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""Signals by which files end the process that opens them. What else is wrong with them, its first message says."""
 _OS_ERROR: Final = re.compile(r"os error (\d+)")
 
 
@@ -152,7 +154,8 @@ async def open_shard(folder: Path, lock: int, spec: CollectionSpec, *, create: b
     Raises:
         OSError: the process cannot be started.
         ShardDamagedError: the files cannot be opened.
-        VectorStoreError: the machine does not allow it (memory, space, permissions), or the process was killed.
+        VectorStoreError: the machine does not allow it (memory, space, permissions), or the process ended before it
+            opened them (killed, or a package is broken).
     """
     arguments = [json.dumps(dump_options(spec.bm25))]
     if create:
@@ -163,9 +166,9 @@ async def open_shard(folder: Path, lock: int, spec: CollectionSpec, *, create: b
         first = await receive_frame(process.stdout)
     except asyncio.IncompleteReadError:
         code = await process.wait()
-        if code == -signal.SIGKILL:
-            raise VectorStoreError("the vector store's process was killed while it opened its files") from None
-        raise ShardDamagedError(describe_exit(code)) from None
+        if -code in _CRASHES:
+            raise ShardDamagedError(describe_exit(code)) from None
+        raise VectorStoreError(f"the vector store's process did not start ({describe_exit(code)})") from None
     except BaseException:
         await _end(process)
         raise

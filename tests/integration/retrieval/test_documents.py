@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,58 @@ async def test_a_file_is_sent_as_a_form(tmp_path: Path) -> None:
         assert other.json()["error"]["param"] == "other"
         nothing = await harness.request("POST", "/v1/documents", files={"id": (None, b"x")})
         assert nothing.json()["error"]["param"] == "file"
+
+
+@pytest.mark.parametrize("sent", [{"body": {"text": "A fox."}}, {"files": {"file": ("b.md", b"A fox.")}}])
+async def test_a_name_is_cleaned_wherever_it_stands(harness: RetrievalHarness, sent: dict[str, Any]) -> None:
+    field = {"filename": "../txt\u202e.md"}
+    sent = {"body": sent["body"] | field} if "body" in sent else {**sent, "data": field}
+    assert (await harness.request("POST", "/v1/documents", **sent)).json()["filename"] == "txt.md"
+
+
+async def run_after_read(
+    harness: RetrievalHarness, path: str, other: Callable[[], Awaitable[object]]
+) -> httpx.Response:
+    """Get the path, and have `other` run as a whole just after the first look at the catalog."""
+    catalog, read, task = harness.retrieval.catalog, harness.retrieval.catalog.read, asyncio.current_task()
+
+    async def read_before_other(work: Any) -> Any:
+        found = await read(work)
+        if asyncio.current_task() is task:
+            catalog.read = read  # type: ignore[method-assign]
+            await other()
+        return found
+
+    catalog.read = read_before_other  # type: ignore[method-assign]
+    return await harness.request("GET", path)
+
+
+@pytest.mark.parametrize("part", ["text", "chunks"])
+async def test_a_document_that_is_replaced_meanwhile_is_read_as_it_was(harness: RetrievalHarness, part: str) -> None:
+    await harness.add("A fox.", "d")
+
+    async def replace() -> None:
+        await harness.add("A dog.", "d")
+        await until("the old version is removed", lambda: count_originals(harness) == 1)
+
+    assert "A fox." in (await run_after_read(harness, f"/v1/documents/d/{part}", replace)).text
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "document"])
+async def test_content_that_is_deleted_meanwhile_is_not_found(harness: RetrievalHarness, is_file: bool) -> None:
+    if is_file:
+        form: dict[str, Any] = {"files": {"file": ("a.txt", b"A fox.")}, "data": {"purpose": "assistants"}}
+        path = f"/v1/files/{(await harness.request('POST', '/v1/files', **form)).json()['id']}"
+    else:
+        path = f"/v1/documents/{(await harness.add('A fox.'))['id']}"
+
+    async def delete() -> None:
+        await harness.request("DELETE", path)
+        await until("the original is removed", lambda: count_originals(harness) == 0)
+
+    answer = await run_after_read(harness, f"{path}/content", delete)
+    code = "file_not_found" if is_file else "document_not_found"
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
 
 
 async def test_an_upload_arrives_beside_the_originals_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -448,6 +500,18 @@ async def test_a_model_that_is_away_is_asked_again(tmp_path: Path) -> None:
         harness.skip_time(1)
         await harness.request("GET", "/v1/documents/d/events")
         assert await harness.texts("fox") == ["A fox."]
+
+
+async def test_a_clock_that_is_put_back_delays_no_retry(tmp_path: Path) -> None:
+    models = FakeModels(away=True)
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as harness:
+        await harness.request("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
+        await until("it was tried", lambda: harness.retrieval.pipeline.retried)
+        await until_document(harness, "d", lambda document: document["status"] == "queued")
+        models.away = False
+        harness.clock.ahead_s = -3600
+        harness.skip_time(0)
+        await until_document(harness, "d", lambda document: document["status"] == "ready")
 
 
 async def test_a_chunk_that_the_model_refuses_is_named(tmp_path: Path) -> None:

@@ -205,6 +205,17 @@ async def test_a_shard_that_is_found_damaged_while_it_serves_is_set_aside(tmp_pa
     await store.close()
 
 
+async def test_a_process_that_does_not_start_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await make_store(tmp_path)
+    with monkeypatch.context() as machine:
+        machine.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(VectorStoreError, match=r"process did not start \(exit code 1\)"):
+            await EdgeStore.open(tmp_path)
+    store = await EdgeStore.open(tmp_path)
+    assert await store.count_points("dense") == CHUNKS
+    await store.close()
+
+
 async def test_an_optimization_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     store = await EdgeStore.open(tmp_path)
     await store.create_collection(SPEC)
@@ -246,6 +257,25 @@ async def test_a_record_that_is_in_place_and_cannot_be_synced_is_served(
     await store.upsert_points("dense", make_version(1))
     await store.close()
     store = await check_store(tmp_path, [0, 1])
+    await store.close()
+
+
+async def test_a_copy_whose_record_cannot_be_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await EdgeStore.open(tmp_path)
+    await store.create_collection(SPEC)
+    await store.upsert_points("dense", make_version(0))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(CollectionFolder, "write_record", fail)
+        with pytest.raises(VectorStoreError, match="no space left"):
+            await store.optimize_collection("dense")
+    assert list_files(tmp_path) == ["collection.json", "shard-000001"]
+    assert await store.count_points("dense") == CHUNKS
     await store.close()
 
 

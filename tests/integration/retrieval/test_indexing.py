@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from retrieval.catalog.versions import count_states, find_version
 from retrieval.vector_store.base import CollectionSpec, Point, VectorStore, VectorStoreError
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.server import ServerStore
@@ -35,6 +36,36 @@ async def test_a_collection_that_is_lost_while_the_program_runs_comes_back(tmp_p
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "vector_store_unavailable")
         await until("it is made anew", lambda: "bm25" in store.collections and len(store.points("bm25")) == 2)
         await until("it is whole", lambda: not harness.retrieval.index.missing)
+        assert await harness.texts("fox") == ["A fox."]
+
+
+@pytest.mark.parametrize("is_at_start", [True, False], ids=["at-start", "while-it-runs"])
+@pytest.mark.parametrize("is_made", [True, False], ids=["after-it", "before-it"])
+async def test_a_lost_collection_is_filled_although_its_renewal_broke_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_start: bool, is_made: bool
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.02)
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
+    real_create, broken = store.create_collection, [True]
+
+    async def break_off(spec: CollectionSpec) -> None:
+        if is_made or not broken:
+            await real_create(spec)
+        if broken:
+            broken.clear()
+            raise VectorStoreError("the disk is full")
+
+    store.create_collection = break_off  # type: ignore[method-assign]
+    if is_at_start:
+        store.collections.clear()
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        if not is_at_start:
+            store.collections.clear()
+            await harness.request("POST", "/v1/search", {"query": "fox"})
+        await until("it was made anew", lambda: not broken and "bm25" in store.collections)
+        await until("it is whole", lambda: store.points("bm25") and not harness.retrieval.index.missing)
         assert await harness.texts("fox") == ["A fox."]
 
 
@@ -138,6 +169,104 @@ async def test_an_index_in_which_nothing_is_visible_is_replaced_at_once(tmp_path
         await harness.add("A dog.", "e")
         assert list(store.collections) == ["m-26"]
         assert await harness.texts("dog", mode="dense") == ["A dog."]
+
+
+async def test_a_reindex_has_ended_although_the_old_collection_cannot_be_deleted(tmp_path: Path) -> None:
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
+
+        async def refuse(name: str) -> None:
+            raise VectorStoreError(f"{name}: permission denied")
+
+        real_delete, store.delete_collection = store.delete_collection, refuse  # type: ignore[method-assign]
+        await harness.retrieval.index.reindex()
+        assert present(harness.retrieval.index.active).name == "bm25-2"
+    store.delete_collection = real_delete  # type: ignore[method-assign]
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        assert list(store.collections) == ["bm25-2"]
+        assert await harness.texts("fox") == ["A fox."]
+
+
+async def test_a_new_index_is_optimized_whatever_was_written_when_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.OPTIMIZE_EVERY_S", 0.02)
+    monkeypatch.setattr("retrieval.assembly.OPTIMIZE_FROM", 3)
+    store, optimized = MemoryVectorStore(), list[str]()
+
+    async def note(collection: str) -> None:
+        optimized.append(collection)
+
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        for number in range(4):
+            await harness.add(f"Fox {number}.", f"d{number}")
+    store.optimize_collection = note  # type: ignore[method-assign]
+    models = FakeModels(gate=asyncio.Event(), gated="Fox 3")
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as harness:
+        await reindex(harness)
+        await until("most of the new one is written", lambda: optimized == ["bm25"])
+        assert models.gate is not None
+        models.gate.set()
+        await until("the new one is optimized", lambda: optimized == ["bm25", "m-26"])
+
+
+@dataclass
+class HeldStore(MemoryVectorStore):
+    """Holds writes at a gate, all or the first only, and can refuse them then."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    holds_one: bool = False
+    refuses: bool = False
+    held: int = 0
+
+    async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
+        if not (self.holds_one and self.held):
+            self.held += 1
+            await self.gate.wait()
+        if self.refuses:
+            raise VectorStoreError("the disk is slow")
+        await super().upsert_points(collection, points)
+
+
+async def test_a_version_with_two_writers_is_in_use_until_both_have_ended(tmp_path: Path) -> None:
+    store = HeldStore(holds_one=True)
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        store.gate.set()
+        await harness.add("A fox.", "d")
+        store.gate, store.held = asyncio.Event(), 0
+        writer, active = harness.retrieval.writer, present(harness.retrieval.index.active)
+        version = present(await harness.retrieval.catalog.read(lambda db: find_version(db, 1)))
+        first = asyncio.create_task(writer.write_version(active, version, lambda _: None))
+        await until("the first one writes", lambda: store.held)
+        await writer.write_version(active, version, lambda _: None)
+        assert list(writer.versions_in_use) == [1]
+        store.gate.set()
+        await first
+        assert not writer.versions_in_use
+
+
+@pytest.mark.parametrize("is_filled", [True, False], ids=["by-the-index", "by-the-pipeline"])
+async def test_what_is_deleted_while_it_is_written_is_removed_when_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_filled: bool
+) -> None:
+    monkeypatch.setattr("retrieval.assembly.RETRY_S", 0.02)
+    async with retrieval_harness(tmp_path) as harness:
+        if is_filled:
+            await harness.add("A fox.", "d")
+    store = HeldStore(refuses=not is_filled)
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        if not is_filled:
+            await harness.request("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
+        await until("it is written", lambda: store.held)
+        assert (await harness.request("DELETE", "/v1/documents/d")).status_code == 200
+        assert await harness.retrieval.collector.collect() == 0
+        store.gate.set()
+
+        async def is_gone() -> bool:
+            return not await harness.retrieval.catalog.read(count_states)
+
+        await until("it is removed", is_gone)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -131,7 +132,7 @@ async def test_batches_are_polled_and_a_bad_file_is_told(tmp_path: Path) -> None
 
 
 async def test_pages_of_stores_files_and_batches_go_forwards_and_backwards(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, __):
+    async with sdk(tmp_path) as (alice, _, harness):
         stores = [(await alice.vector_stores.create(name=str(number))).id for number in range(4)]
         assert [each.id async for each in alice.vector_stores.list(limit=3, order="asc")] == stores
         page = await alice.vector_stores.list(before=stores[3], limit=2, order="asc")
@@ -157,6 +158,17 @@ async def test_pages_of_stores_files_and_batches_go_forwards_and_backwards(tmp_p
                 await lister(before="file-none")
             with pytest.raises(openai.BadRequestError, match="either `after` or `before`"):
                 await lister(after=files[0], before=files[1])
+        await alice.vector_stores.files.delete(files[1], vector_store_id=stores[0])
+        behind = await batches.list_files(batch.id, vector_store_id=stores[0], after=files[1], order="asc")
+        assert [each.id for each in behind.data] == files[2:]
+        twice = await batches.create(stores[1], file_ids=[files[0], files[1], files[0]])
+        assert twice.file_counts.total == 2
+        earlier = json.dumps([files[0], files[1], files[0]])  # as earlier versions stored it
+        await harness.retrieval.catalog.write(
+            lambda db: db.execute("UPDATE file_batches SET files = ? WHERE id = ?", (earlier, twice.id))
+        )
+        behind = await batches.list_files(twice.id, vector_store_id=stores[1], after=files[1], order="asc")
+        assert behind.data == []
 
 
 async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path) -> None:
@@ -251,7 +263,10 @@ async def test_a_clock_that_jumps_deletes_no_file_until_it_is_confirmed(tmp_path
 
 
 async def test_bad_input_is_named(tmp_path: Path) -> None:
-    async with sdk(tmp_path) as (alice, _, __):
+    async with sdk(tmp_path) as (alice, _, harness):
+        form = {"purpose": "assistants", "expires_after[anchor]": "created_at", "expires_after[seconds]": "9" * 5000}
+        refused = await harness.request("POST", "/v1/files", files={"file": ("a.txt", b"x")}, data=form)
+        assert refused.json()["error"]["param"] == "expires_after[seconds]"
         store = await alice.vector_stores.create()
         with pytest.raises(openai.BadRequestError, match="`purpose` must be one of"):
             await alice.files.create(file=("a.txt", b"x"), purpose="other")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import pytest
 from contract.retrieval import TENANT_HEADER
 from retrieval.catalog.records import Collection
 from retrieval.parsing.pool import ParserPool
-from retrieval.vector_store.base import CollectionSpec, VectorStore
+from retrieval.vector_store.base import CollectionSpec, VectorStore, VectorStoreError
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.tokenizer import Bm25Options
 from tests.fakes.fake_retrieval_parts import FakeModels, MemoryVectorStore
@@ -126,6 +126,22 @@ async def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
         harness.skip_time(1)
         await harness.request("GET", "/v1/documents/e/events")
         assert await harness.texts("dog") == ["A dog."]
+
+
+async def test_a_search_whose_collection_is_replaced_meanwhile_goes_to_the_new_one(tmp_path: Path) -> None:
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as harness:
+        await harness.add("A fox.", "d")
+        search = store.search_sparse
+
+        async def replace_first(collection: str, *rest: Any) -> Any:
+            if collection == "bm25":
+                await harness.retrieval.index.reindex()
+                raise VectorStoreError("the collection was closed")
+            return await search(collection, *rest)
+
+        store.search_sparse = replace_first  # type: ignore[assignment,method-assign]
+        assert await harness.texts("fox") == ["A fox."]
 
 
 async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: Path) -> None:

@@ -189,6 +189,19 @@ def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_nobody_connects_to_a_listener_before_it_serves() -> None:
+    """Whoever did would wait for an answer without bound."""
+    with open_listener(("127.0.0.1", 0)) as listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(listener.getsockname())
+
+
+async def test_a_listener_that_another_program_was_faster_with_is_an_error() -> None:
+    with open_listener(("127.0.0.1", 0)) as first, open_listener(first.getsockname()) as second:
+        first.listen()
+        with pytest.raises(OSError, match="in use"):
+            ListeningServer(None, second.getsockname(), second)
+
+
 def test_a_listener_binds_ipv6_addresses_too() -> None:
     with open_listener(("::1", 0)) as listener:
         assert listener.getsockname()[0] == "::1"

@@ -38,10 +38,11 @@ these (a driver that hangs, clocks that are set, room for two downloads, `rag ad
 several hosts (issue 41): planning by host 400, their messages 240, the runtime over a carrier 600, the service on a
 host 280, hosts in this process 210, every surface 780; 100 for what goes on after an error (hosts, links, shards, MCP
 servers), and logs that never block; 120 for what a reader of the controller found: a last key that is kept, links,
-looks and waits that end, downloads of others; 5,150 for hosts on other machines (issue 42): bridge, actor and carrier 900, the
-door, material and `ray start` 1,100, the command line 650, the way to their engines 1,100 (relay 430, its keeper 340,
-clients 60, every surface 270), their model files 1,150 (what transfers serves and fetches 550, hosts and the runtime
-over them 330, planning and carrying out 270), `head` and `join` of both 250."""
+looks and waits that end, downloads of others; 100 for faults of retrieval that a reader found; 5,150 for hosts on other
+machines (issue 42): bridge, actor and carrier 900, the door, material and `ray start` 1,100, the command line 650, the
+way to their engines 1,100 (relay 430, its keeper 340, clients 60, every surface 270), their model files 1,150 (what
+transfers serves and fetches 550, hosts and the runtime over them 330, planning and carrying out 270), `head` and `join`
+of both 250."""
 LONGEST_FILE: Final = 800
 MODULES_PER_FOLDER: Final = 20
 IN_A_CIRCLE: Final = 7

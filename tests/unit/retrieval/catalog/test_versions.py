@@ -17,6 +17,7 @@ from retrieval.catalog.versions import (
     count_chunks,
     count_states,
     delete_documents,
+    last_retry_at,
     list_hidden,
     next_retry_at,
     oldest_accepted_at,
@@ -104,6 +105,7 @@ def test_searches_claims_and_deletions_read_no_versions_of_others(tmp_path: Path
         assert [step for step in found if " INDEX versions_" not in step and "documents_visible" not in step] == []
     # In the order of the index: the first entry is the one.
     assert plans(db, next_retry_at) == ["SCAN versions USING INDEX versions_waiting"]
+    assert plans(db, last_retry_at) == ["SEARCH versions USING INDEX versions_waiting"]
     db.close()
 
 

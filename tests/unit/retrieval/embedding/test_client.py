@@ -81,7 +81,7 @@ async def test_an_answer_that_is_no_ranking_is_refused(answer: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *(embeddings(("0", f"[1, {number}]"), ("1", "[1, 2]")) for number in (HUGE, "NaN", "Infinity", "1e999", "{}")),
+        *(embeddings(("0", f"[1, {number}]"), ("1", "[1, 2]")) for number in (HUGE, "NaN", "Infinity", "1e39", "{}")),
         *(embeddings((index, "[1, 2]"), ("1", "[1, 2]")) for index in INDEXES),
         embeddings(("0", "[]"), ("1", "[]")),
         embeddings(("0", '"AACAPwA="'), ("1", "[1]")),
