@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from common.processes import read_host, read_own_start
 from contract.keys import Key
 from contract.routing import GatewayProcess, GatewayReport, ModelRoute, Stamp
 from contract.status import ModelState
-from controller.api.app import GatewayLink
 from controller.observe.gateway_hub import REFUSAL_SHOWN_S, GatewayHub, GatewayPlace, see_process
 from controller.planning.draining import FORGET_S, count_inflight, counts_unknown_since
 from controller.planning.gateway_place import PLACE_KEPT_S
@@ -319,19 +317,3 @@ def test_processes_are_seen_where_their_ids_mean_the_same() -> None:
     assert see_process(own.model_copy(update={"start_ticks": 1})) is False, "another process has the id"
     assert see_process(own.model_copy(update={"host": "another"})) is None
     assert see_process(GatewayProcess(id="gw-a", epoch=1)) is None
-
-
-async def test_a_table_that_cannot_be_sent_ends_the_link_so_that_the_gateway_connects_anew() -> None:
-    """It would go on by an old table, and nobody would know."""
-    hub, ended = _hub(), list[str]()
-
-    async def close() -> None:
-        ended.append("closed")
-
-    async def send(_: str) -> None:
-        raise ValueError("a defect")
-
-    hub.publish_table((_route("a"),))
-    socket = SimpleNamespace(send_text=send, close=close)
-    await GatewayLink(cast("Any", socket), cast("Any", None), hub)._send_tables()
-    assert ended == ["closed"]
