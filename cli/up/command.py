@@ -249,7 +249,10 @@ def leave(
 def require_ray() -> None:
     """Raise CommandError unless Ray and what else several hosts need is installed."""
     if any(find_spec(each) is None for each in ("ray", "cryptography")):
-        raise CommandError("several hosts need Ray: `pip install 'roundhouse[cluster]'` brings it")
+        raise CommandError(
+            "several hosts need Ray: `pip install 'roundhouse[cluster]'`, or in a clone `.venv/bin/pip install "
+            "--require-hashes -r requirements/cluster.txt`"
+        )
 
 
 def check_folder(desired: Path) -> None:

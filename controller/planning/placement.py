@@ -265,8 +265,8 @@ class StartHistory:
         return key in self.failed_keys or (failure is not None and failure.must_wait(self.now))
 
     def avoids_host(self, host: str) -> bool:
-        """Return whether a start on the host is tried only if no other one has room, because its preflight, the pull of
-        its image or the copy of its files has failed there."""
+        """Return whether the host is left out while there is another one that is neither barred nor avoided, because the
+        preflight, the pull of its image or the copy of its files has failed there."""
         key = FetchKey(self.model.name, self.model.spec_hash, host)
         fetch = self.observed.fetches.get(key) if self.observed.fetches else None
         if fetch is not None and fetch.must_wait(self.now):

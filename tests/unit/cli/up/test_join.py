@@ -65,7 +65,8 @@ def test_several_hosts_need_ray(
     for arguments in (["head"], ["leave"], ["join", "10.0.0.1:8093", "--token-file", str(token_file)]):
         assert run(arguments) == ExitCode.FAILED
         assert capsys.readouterr().err == (
-            "roundhouse: several hosts need Ray: `pip install 'roundhouse[cluster]'` brings it\n"
+            "roundhouse: several hosts need Ray: `pip install 'roundhouse[cluster]'`, or in a clone `.venv/bin/pip "
+            "install --require-hashes -r requirements/cluster.txt`\n"
         )
 
 
