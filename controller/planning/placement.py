@@ -265,7 +265,7 @@ class StartHistory:
         return key in self.failed_keys or (failure is not None and failure.must_wait(self.now))
 
     def avoids_host(self, host: str) -> bool:
-        """Return whether the host is left out while there is another one that is neither barred nor avoided, because the
+        """Return whether the host is left out while there is another one that is neither barred nor avoided: the
         preflight, the pull of its image or the copy of its files has failed there."""
         key = FetchKey(self.model.name, self.model.spec_hash, host)
         fetch = self.observed.fetches.get(key) if self.observed.fetches else None
