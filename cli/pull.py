@@ -341,7 +341,7 @@ def serve(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Serve a model: declare its file at run time, with what the file says of itself.
+    """Serve a model: declare its file with what that says of itself.
 
     That is the backend, embeddings or rankings, a projector beside it, and the GPUs and the context that fit. A REF is
     downloaded first. Prints the lines that declare the same in a desired-state file, and a request to try. Ctrl-C ends

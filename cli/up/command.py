@@ -133,7 +133,7 @@ def head(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Serve the models as `up` does, on this machine and on every host that joins.
+    """Serve as `up` does, here and on every host that joins.
 
     Prints the command with which another machine joins. The file that it names lets whoever has it run programs on
     every host. Ctrl-C ends everything, also the engines on other hosts. Exit codes: those of `up`.
@@ -181,7 +181,7 @@ def join(
     models: Models = None,
     runtime: Runtime = None,
 ) -> int:
-    """Make this machine a host of an installation, in the foreground.
+    """Make this machine a host, in the foreground.
 
     Who has the token file can run programs on every host. Joins again whenever the connection or the head is lost, for
     ever. Ctrl-C ends it and the engines here. Exit code 0: ended by Ctrl-C or a signal. 1: the head refuses this

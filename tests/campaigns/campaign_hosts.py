@@ -11,6 +11,7 @@ lost at a time and none while the controller is cut off, always back to what is 
 engines under requests.
 """
 TESTS = (
+    "tests/properties/controller/planning/test_files.py",
     "tests/properties/controller/planning/test_hosts.py",
     "tests/integration/controller/test_hosts.py",
 )
