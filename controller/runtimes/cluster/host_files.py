@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path, PurePosixPath
 from typing import Final
 
 from contract.downloads import FINAL_STATES, CopyOrder, Download
@@ -152,6 +152,6 @@ class HostFiles:
 
 
 def _describe(stamp: Stamp) -> str:
-    folder = min((Path(name).parent for name, _, _ in stamp), key=lambda each: len(each.parts), default=Path())
-    files = sorted((PurePosixPath(name).relative_to(folder).as_posix(), size, mtime) for name, size, mtime in stamp)
+    folder = os.path.commonpath([os.path.dirname(name) for name, _, _ in stamp]) if stamp else ""  # noqa: PTH120
+    files = sorted((os.path.relpath(name, folder), size, mtime) for name, size, mtime in stamp)
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]

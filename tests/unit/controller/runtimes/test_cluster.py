@@ -195,6 +195,21 @@ async def test_a_host_that_has_the_same_gets_nothing_and_files_of_another_time_a
             await runtime.fetch_files("own", "a", ("gone",))
 
 
+async def test_files_in_two_folders_have_the_same_stamp_on_every_host(tmp_path: Path) -> None:
+    stamps = []
+    for host in ("head", "deeper/b"):
+        for name in ("q4/a.gguf", "q8/b.gguf"):
+            file = tmp_path / host / "m" / name
+            file.parent.mkdir(parents=True)
+            file.write_bytes(b"x")
+            os.utime(file, ns=(5, 5))
+        files = HostFiles(ModelRoots((tmp_path / host,)), cast("Any", FakeTransfers(tmp_path, tmp_path)))
+        await files.look({"m"})
+        await files.close()
+        stamps.append(files.stamps["m"])
+    assert stamps[0] == stamps[1]
+
+
 @pytest.mark.parametrize("switch", [SILENT, GONE])
 async def test_what_runs_on_a_silent_host_is_unknown_and_not_gone(cluster: Cluster, switch: str) -> None:
     await cluster.runtime.start_replica(request("a", 0))
