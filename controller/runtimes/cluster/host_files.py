@@ -48,7 +48,7 @@ class HostFiles:
         """Those of the paths that were looked for last that are not there."""
         self.stamps: Mapping[str, str] = {}
         """Path to a text that is the same as long as names, sizes and times of its files are, also on another host.
-        Empty without a `transfers`."""
+        Nothing of files behind a symbolic link, which are not copied. Empty without a `transfers`."""
         self.mark = ""
         """A text that changes with `stamps`."""
         self.url: str | None = None
@@ -65,12 +65,18 @@ class HostFiles:
             self._asking = asyncio.create_task(self._ask_place())
             if self.url is None:
                 await asyncio.wait({self._asking}, timeout=FIRST_WAIT_S)
-        stamps = await asyncio.to_thread(read_stamps, self._models, wanted) if wanted else {}
-        self.missing = frozenset(path for path, stamp in stamps.items() if stamp is None)
+        found = await asyncio.to_thread(self._read, wanted) if wanted else {}
+        self.missing = frozenset(path for path, stamp in found.items() if stamp is None)
         if self._transfers is not None:
-            self.stamps = {path: _describe(stamp) for path, stamp in sorted(stamps.items()) if stamp is not None}
+            self.stamps = {path: stamp for path, stamp in sorted(found.items()) if stamp}
             self.mark = hashlib.sha256(repr(self.stamps).encode()).hexdigest()[:16]
         self._looked_at, self._paths = now, wanted
+
+    def _read(self, paths: Collection[str]) -> dict[str, str | None]:
+        """Return what `stamps` says of each path; empty for files behind a link, None where they are missing. Blocks on
+        the disk."""
+        stamps = read_stamps(self._models, paths)
+        return {path: None if stamp is None else _describe(stamp) for path, stamp in stamps.items()}
 
     async def _open(self) -> TransfersClient:
         if self._transfers is None:
@@ -152,6 +158,8 @@ class HostFiles:
 
 
 def _describe(stamp: Stamp) -> str:
+    if any(os.path.realpath(name) != name for name, _, _ in stamp):  # the models folders are resolved
+        return ""  # links are not copied between hosts: such a model is the host's own
     folder = os.path.commonpath([os.path.dirname(name) for name, _, _ in stamp]) if stamp else ""  # noqa: PTH120
     files = sorted((os.path.relpath(name, folder), size, mtime) for name, size, mtime in stamp)
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]

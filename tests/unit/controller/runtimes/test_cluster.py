@@ -210,6 +210,17 @@ async def test_files_in_two_folders_have_the_same_stamp_on_every_host(tmp_path: 
     assert stamps[0] == stamps[1]
 
 
+async def test_what_is_behind_a_link_is_there_and_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "real" / "m").mkdir(parents=True)
+    (tmp_path / "real" / "w.gguf").write_bytes(b"x")
+    (tmp_path / "real" / "m" / "w.gguf").symlink_to("../w.gguf")
+    (tmp_path / "models").symlink_to("real")
+    files = HostFiles(ModelRoots((tmp_path / "models",)), cast("Any", FakeTransfers(tmp_path, tmp_path)))
+    await files.look({"m", "w.gguf", "gone"})
+    await files.close()
+    assert (set(files.stamps), files.missing) == ({"w.gguf"}, {"gone"}), "the models folder itself may be a link"
+
+
 @pytest.mark.parametrize("switch", [SILENT, GONE])
 async def test_what_runs_on_a_silent_host_is_unknown_and_not_gone(cluster: Cluster, switch: str) -> None:
     await cluster.runtime.start_replica(request("a", 0))
