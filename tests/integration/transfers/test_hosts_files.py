@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import random
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from contract.downloads import CopyOrder, Download, DownloadRecord, SharedFile, SharedModel
+from contract.errors import RoundhouseError
 from contract.model_reference import HeadReference
 from tests.support.host_transfers import TOKEN, HostProgram, running
 from tests.support.ports import free_port
@@ -19,7 +22,8 @@ from tests.support.transfers_harness import FileServer, file_server, make_transf
 from tests.support.wait import until
 from transfers.downloads.job import DownloadJob
 from transfers.fetch import FetchJournal
-from transfers.sharing import derive_share_token
+from transfers.models_folder import ModelsFolder
+from transfers.sharing import DigestStore, SharedModels, derive_share_token
 from transfers.sources.base import SourceFile
 
 MIB = 2**20
@@ -174,6 +178,25 @@ def test_each_range_is_asked_of_the_mirrors_first_and_what_is_wrong_is_fetched_a
         assert found.error is not None
         assert found.error.code == "source_mismatch"
         assert not (tmp_path / "c" / "x.gguf").exists()
+
+
+async def test_a_file_that_cannot_be_read_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"x")
+    shared = SharedModels([ModelsFolder(tmp_path, 0)], DigestStore(), lambda *_: None)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with contextlib.closing(shared), monkeypatch.context() as patch:
+        patch.setattr("transfers.sharing.hash_file", fail)
+        assert shared.list_model("x.gguf").files[0].sha256 is None
+        await until("it was tried", lambda: not shared._hashing)
+        with pytest.raises(RoundhouseError, match=r"'x\.gguf' cannot be read: Input/output error"):
+            shared.list_model("x.gguf")
+        patch.undo()
+        await until("it is read", lambda: shared.list_model("x.gguf").files[0].sha256)
 
 
 def test_a_download_under_way_gives_others_what_it_has(tmp_path: Path) -> None:
