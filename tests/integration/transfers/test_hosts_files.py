@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from contract.downloads import CopyOrder, Download, DownloadRecord, SharedFile, SharedModel
+from contract.downloads import CopyOrder, Download, DownloadRecord, PlacedFile, SharedFile, SharedModel
 from contract.errors import RoundhouseError
 from contract.model_reference import HeadReference
 from tests.support.host_transfers import TOKEN, HostProgram, running
@@ -21,10 +21,10 @@ from tests.support.small_disk import mount_small_disk
 from tests.support.transfers_harness import FileServer, file_server, make_transfers, wait_for_end
 from tests.support.wait import until
 from transfers.downloads.job import DownloadJob
-from transfers.fetch import FetchJournal
+from transfers.fetch import FetchJournal, FileHash
 from transfers.models_folder import ModelsFolder
 from transfers.sharing import DigestStore, SharedModels, derive_share_token
-from transfers.sources.base import SourceFile
+from transfers.sources.base import Resolution, SourceFile
 
 MIB = 2**20
 
@@ -97,8 +97,13 @@ async def test_kill_in_the_middle_resumes_and_a_flipped_byte_is_fetched_again(tm
         with placed.open("r+b") as file:
             file.seek(MIB // 2)
             file.write(bytes([content(MIB)[MIB // 2] ^ 1]))
+        changed = placed.read_bytes()
+        found = await a.fetch("y.gguf", head)
+        assert found.error is not None
+        assert found.error.code == "models_file_conflict"
+        assert placed.read_bytes() == changed, "what was changed there since is somebody's own"
+        placed.unlink()
         assert (await a.fetch("y.gguf", head)).error is None
-        assert placed.read_bytes() == content(MIB)
         (head.models / "y.gguf").write_bytes(content(MIB, 1))
         assert (await a.fetch("y.gguf", head)).error is None
         assert placed.read_bytes() == content(MIB, 1), "the head's is another one now"
@@ -197,6 +202,49 @@ async def test_a_file_that_cannot_be_read_is_said_once_and_tried_again(
             shared.list_model("x.gguf")
         patch.undo()
         await until("it is read", lambda: shared.list_model("x.gguf").files[0].sha256)
+
+
+def test_a_copy_replaces_only_what_it_put_there_itself(tmp_path: Path) -> None:
+    tools = make_transfers(tmp_path / "models", FileServer(1))._tools
+    target = tools.folder.path / "x"
+    target.parent.mkdir(exist_ok=True)
+    records: list[DownloadRecord] = []
+    others: list[PlacedFile] = []
+
+    def copy(body: bytes, during: bytes | None = None) -> None:
+        before = records[-1] if records else DownloadRecord(id="dl", reference="head:x", created_at=0.0)
+        listed = [*before.placed, *others]
+        job = DownloadJob(tools, before, HeadReference("x"), records.append, lambda: listed)
+        (tmp_path / "head").write_bytes(body)
+        digest = hashlib.sha256(body).hexdigest()
+
+        def fetch(file: SourceFile, partial: Path) -> FileHash:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(body)
+            if during is not None:
+                target.unlink(missing_ok=True)
+                target.write_bytes(during)
+            return FileHash(digest, "")
+
+        job._fetch = fetch  # type: ignore[method-assign]
+        resolution = Resolution("head:x", "head:x", None, (SourceFile("x", len(body), digest, url="u"),), "")
+        job.progress.set_files(resolution)
+        job._fetch_missing(resolution)
+
+    copy(b"one")
+    copy(b"two")
+    assert target.read_bytes() == b"two"
+    assert [len(each.placed) for each in records[-2:]] == [2, 1], "both, until the new one is there"
+    records.append(records[-2])  # a kill after the move
+    copy(b"three")
+    for body, during in ((b"four", b"own"), (b"five", None)):
+        with pytest.raises(RoundhouseError, match="in the models folder is"):
+            copy(body, during)
+        assert target.read_bytes() == b"own"
+    records.clear()
+    others.append(PlacedFile(path="x", size=3, sha256=hashlib.sha256(b"own").hexdigest(), mtime_ns=1))
+    copy(b"own")
+    assert records[-1].placed == [], "another download's"
 
 
 def test_a_download_under_way_gives_others_what_it_has(tmp_path: Path) -> None:
