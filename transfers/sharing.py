@@ -31,6 +31,8 @@ KEY_NAME: Final = "host.key"
 _KEY_WORDS: Final = b"roundhouse: models of hosts"
 _OUTSIDE: Final = ("_data", ".data")
 """Suffixes of the files in which exporters keep weights of an ONNX model."""
+_TOKENIZERS: Final = ("tokenizer.json", "vocab.txt")
+"""Files of which, or of one `*-vocab.txt`, an ONNX model needs one beside it."""
 
 
 def derive_share_token(token: str) -> str:
@@ -210,7 +212,9 @@ def _list_names(folder: ModelsFolder, path: str) -> tuple[bool, list[str]]:
 
 
 def _belongs_to(name: str, main: str) -> bool:
-    return name != main and (are_of_one_set(name, main) or name in {main + suffix for suffix in _OUTSIDE})
+    is_tokenizer = main.endswith(".onnx") and (name in _TOKENIZERS or name.endswith("-vocab.txt"))
+    is_outside = name in {main + suffix for suffix in _OUTSIDE}
+    return name != main and (is_outside or is_tokenizer or are_of_one_set(name, main))
 
 
 def _refuse_link(path: str) -> RoundhouseError:

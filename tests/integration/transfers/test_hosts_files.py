@@ -40,13 +40,21 @@ async def test_files_come_from_the_head_and_then_from_each_other(tmp_path: Path)
         (head.models / "m" / "sub" / "w.safetensors").write_bytes(content(3 * MIB))
         for name in ("x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "y.gguf"):
             (head.models / name).write_bytes(content(MIB, len(name)))
-        for path in ("m", "x-00001-of-00002.gguf"):
+        (head.models / "o").mkdir()
+        for name in ("z.onnx", "z.onnx_data", "tokenizer.json", "en-vocab.txt", "other.onnx"):
+            (head.models / "o" / name).write_bytes(content(9, len(name)))
+        for path in ("m", "x-00001-of-00002.gguf", "o/z.onnx"):
             assert (await a.fetch(path, head)).error is None
         assert {each.relative_to(a.models).as_posix() for each in a.models.rglob("*") if ".round" not in str(each)} == {
             "m",
             "m/config.json",
             "m/sub",
             "m/sub/w.safetensors",
+            "o",
+            "o/en-vocab.txt",
+            "o/tokenizer.json",
+            "o/z.onnx",
+            "o/z.onnx_data",
             "x-00001-of-00002.gguf",
             "x-00002-of-00002.gguf",
         }
