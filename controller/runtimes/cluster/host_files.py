@@ -138,12 +138,13 @@ class HostFiles:
             raise StartError(found.error.message if found.error is not None else f"the fetch of {path} was cancelled")
 
     async def cancel(self, paths: Iterable[str]) -> None:
-        """End the fetches of the files at these model paths that are under way, also those that nobody waits for.
-        Raises StartError without a `transfers`, and RuntimeUnavailableError if it does not answer."""
+        """End the fetches of the files at these model paths that are under way, also those that nobody waits for, and
+        remove what failed ones have left. Raises StartError without a `transfers`, and RuntimeUnavailableError if it
+        does not answer."""
         client, references = await self._open(), {f"head:{path}" for path in paths}
         try:
             for each in await client.list_downloads():
-                if each.reference in references and each.state not in FINAL_STATES:
+                if each.reference in references and each.state not in ("finished", "cancelled"):
                     await client.cancel_download(each.id)
         except RoundhouseError as error:
             raise RuntimeUnavailableError(error.message) from error

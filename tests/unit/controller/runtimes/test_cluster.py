@@ -131,6 +131,7 @@ class FakeTransfers:
 
     def __init__(self, head: Path, own: Path) -> None:
         self.head, self.own, self.orders, self.error = head, own, list[CopyOrder](), ""
+        self.cancelled: list[str] = []
 
     async def __aenter__(self) -> None:
         pass
@@ -149,6 +150,13 @@ class FakeTransfers:
         error = RoundhouseError("models_disk_full", self.error).build_envelope().error if self.error else None
         state: Any = "failed" if self.error else "finished"
         return Download(id="dl", reference=order.reference, state=state, error=error, created_at=0.0), True
+
+    async def list_downloads(self) -> list[Download]:
+        orders = {each.reference: each for each in self.orders}
+        return [Download(id=each, reference=each, state="failed", created_at=0.0) for each in orders]
+
+    async def cancel_download(self, download: str) -> None:
+        self.cancelled.append(download)
 
 
 async def test_a_host_that_has_the_same_gets_nothing_and_files_of_another_time_are_compared_once(
@@ -193,6 +201,14 @@ async def test_a_host_that_has_the_same_gets_nothing_and_files_of_another_time_a
             await runtime.fetch_files("own", "a", ("b",))
         with pytest.raises(RuntimeUnavailableError, match="cannot be asked"):
             await runtime.fetch_files("own", "a", ("gone",))
+        runtime.list_model_paths = lambda: {"own": ("new.gguf",), "far": ("/far.gguf",)}
+        await lacking()
+        with pytest.raises(StartError, match="the disk is full"):
+            await runtime.fetch_files("own", "a", ("b",))
+        await runtime.cancel_fetch("own", "a", is_wanted=True)
+        assert fakes["a"].cancelled == ["head:own.gguf"], "failed, of the former definition"
+        await runtime.cancel_fetch("own", "a", is_wanted=False)
+        assert fakes["a"].cancelled == ["head:own.gguf", "head:new.gguf"]
 
 
 async def test_files_in_two_folders_have_the_same_stamp_on_every_host(tmp_path: Path) -> None:
