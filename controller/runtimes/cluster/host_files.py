@@ -44,6 +44,7 @@ class HostFiles:
         self._looked_at = -FRESH_S
         self._paths: frozenset[str] = frozenset()
         self._asking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.missing: frozenset[str] = frozenset()
         """Those of the paths that were looked for last that are not there."""
         self.stamps: Mapping[str, str] = {}
@@ -71,6 +72,15 @@ class HostFiles:
             self.stamps = {path: stamp for path, stamp in sorted(found.items()) if stamp}
             self.mark = hashlib.sha256(repr(self.stamps).encode()).hexdigest()[:16]
         self._looked_at, self._paths = now, wanted
+
+    async def look_within(self, paths: Collection[str], wait_s: float) -> None:
+        """Do as `look`, and wait for it at most `wait_s`: it goes on. What it raises is logged."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self.look(paths))
+        await asyncio.wait({self._looking}, timeout=wait_s)
+        is_over = self._looking.done() and not self._looking.cancelled()
+        if is_over and (error := self._looking.exception()) is not None:
+            log.error("the look at the model files failed", exc_info=error)
 
     def _read(self, paths: Collection[str]) -> dict[str, str | None]:
         """Return what `stamps` says of each path; empty for files behind a link, None where they are missing. Blocks on
@@ -151,9 +161,10 @@ class HostFiles:
 
     async def close(self) -> None:
         """End the connection to `transfers`. Fetches go on."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        tasks = [each for each in (self._looking, self._asking) if each is not None]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._is_open and self._is_mine and self._transfers is not None:
             await self._transfers.__aexit__(None, None, None)
 

@@ -356,7 +356,7 @@ class ClusterRuntime:
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
         await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if self.head is not None and any(each.files_url is not None for each in self._list_seen()):
-            await self.head.look({path for paths in self._model_paths.values() for path in paths})
+            await self.head.look_within({path for each in self._model_paths.values() for path in each}, ROUND_WAIT_S)
         if all(each.seen is None for each in self._hosts.values()):
             known_problems = sorted((name, each.problem) for name, each in self._hosts.items() if each.problem)
             problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)

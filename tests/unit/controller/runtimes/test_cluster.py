@@ -237,6 +237,24 @@ async def test_what_is_behind_a_link_is_there_and_not_compared(tmp_path: Path) -
     assert (set(files.stamps), files.missing) == ({"w.gguf"}, {"gone"}), "the models folder itself may be a link"
 
 
+async def test_a_round_does_not_wait_for_the_heads_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files, go_on = HostFiles(ModelRoots((tmp_path,))), asyncio.Event()
+
+    async def look(_: object) -> None:
+        await go_on.wait()
+        raise OSError("the disk is gone")
+
+    files.look = look  # type: ignore[method-assign]
+    for _ in range(2):
+        await asyncio.wait_for(files.look_within({"m"}, 0.01), 5)
+    go_on.set()
+    await files.look_within({"m"}, 5)
+    assert "the disk is gone" in caplog.text
+    go_on.clear()
+    await files.look_within({"m"}, 0.01)
+    await asyncio.wait_for(files.close(), 5)
+
+
 @pytest.mark.parametrize("switch", [SILENT, GONE])
 async def test_what_runs_on_a_silent_host_is_unknown_and_not_gone(cluster: Cluster, switch: str) -> None:
     await cluster.runtime.start_replica(request("a", 0))
