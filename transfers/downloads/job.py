@@ -300,7 +300,10 @@ class DownloadJob:
             # First: a removal that goes on while the record is written has looked at it, or is seen by what follows.
             self.progress.set_files(resolution)
             self._change(wanted=resolution.pinned)
-            with self._tools.locks.hold(resolution.folder, self._check_stop):
+            # A copy of one file has no folder of its own: others in the same one need not wait for it.
+            is_alone = isinstance(self._reference, HeadReference) and len(resolution.files) == 1
+            locked = resolution.main if is_alone else resolution.folder
+            with self._tools.locks.hold(locked, self._check_stop):
                 found = self._fetch_missing(resolution)
             self.result = {
                 "pinned": resolution.pinned,

@@ -255,6 +255,18 @@ def test_a_copy_replaces_only_what_it_put_there_itself(tmp_path: Path) -> None:
     assert records[-1].placed == [], "another download's"
 
 
+def test_a_copy_of_one_file_does_not_wait_for_another_in_the_same_folder(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with file_server() as head, make_transfers(tmp_path, head, transfers_share_token_file=str(tmp_path / "token")) as a:
+        shown = SharedFile(path="x.gguf", size=1, mtime_ns=7, sha256=hashlib.sha256(b"x").hexdigest())
+        answer = SharedModel(files=[shown]).model_dump_json().encode()
+        head.answers["/models/x.gguf"] = lambda _: (200, {}, answer)
+        head.files["/files/x.gguf"] = b"x"
+        with a._tools.locks.hold("", lambda: None):
+            order, _ = a.board.order(HeadReference("x.gguf"), include_pickle=False, peers=(head.url,))
+            assert wait_for_end(a, order.id).error is None
+
+
 def test_a_download_under_way_gives_others_what_it_has(tmp_path: Path) -> None:
     partial = tmp_path / "partial"
     partial.write_bytes(b"0123456789")
