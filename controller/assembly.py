@@ -335,12 +335,19 @@ class Controller:
         await end_replicas(self._runtime, self._engines_grace_s)
 
     def _list_model_paths(self) -> dict[str, tuple[str, ...]]:
-        """Return the model paths of each declared model that engines here serve, by its name."""
+        """Return the model paths of each declared model that engines here serve, by its name, with those that options
+        name. Absolute ones of options are left to the preflight: they are not copied between hosts."""
         last_round = self._reconciler.round
         is_current = last_round is not None and last_round.desired.revision == self._files.revision
         state = last_round.desired if is_current and last_round is not None else self._files.desired_state()
         models = [each for each in state.models.values() if each.runs] if state is not None else []
-        return {each.name: REPLICA_ENGINES[each.backend].list_artifacts(each.definition) for each in models}
+        found = {}
+        for each in models:
+            engine = REPLICA_ENGINES[each.backend]
+            more = (check.path for check in engine.list_files(each.definition))
+            here = (path for path in more if not path.startswith(("/", "~")))
+            found[each.name] = tuple(dict.fromkeys((*engine.list_artifacts(each.definition), *here)))
+        return found
 
     async def _look_for_drift(self) -> None:
         """Check drift every `DRIFT_EVERY_S`, so that each difference is known with the time since which it lasts."""

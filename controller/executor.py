@@ -580,6 +580,8 @@ class Executor:
             try:
                 await fetch_files(action.model, action.host, action.sources)
                 self._memory.fetches.pop(key, None)
+                if self._fetches.get(key) is task:
+                    del self._fetches[key]  # a failed one stays: what it has left is removed when nobody wants it
                 preflights = self._memory.preflights
                 checked = PreflightKey(*key)
                 self._memory.preflights = {each: preflights[each] for each in preflights if each != checked}
@@ -595,8 +597,7 @@ class Executor:
         task.add_done_callback(self._pulls.discard)
 
     def _cancel_fetches(self, desired: DesiredState) -> None:
-        """End the copies for definitions that are not declared or wanted any more."""
-        self._fetches = {key: task for key, task in self._fetches.items() if not task.done()}
+        """End the copies, also failed ones, for definitions that are not declared or wanted any more."""
         for key in list(self._fetches):
             model = desired.models.get(key.model)
             is_wanted = model is not None and bool(model.replicas or model.demand_replicas)

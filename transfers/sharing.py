@@ -31,6 +31,8 @@ KEY_NAME: Final = "host.key"
 _KEY_WORDS: Final = b"roundhouse: models of hosts"
 _OUTSIDE: Final = ("_data", ".data")
 """Suffixes of the files in which exporters keep weights of an ONNX model."""
+_TOKENIZERS: Final = ("tokenizer.json", "vocab.txt")
+"""Files of which, or of one `*-vocab.txt`, an ONNX model needs one beside it."""
 
 
 def derive_share_token(token: str) -> str:
@@ -98,6 +100,8 @@ class SharedModels:
         self._digests = digests
         self._find_partial = find_partial
         self._hashing: set[Path] = set()
+        self._unread: dict[Path, str] = {}
+        """Why the last try to hash a file failed, until somebody who asks was told."""
         self._stopped = threading.Event()
         self._threads = ThreadPoolExecutor(1, "digest")
 
@@ -111,7 +115,8 @@ class SharedModels:
         in the background, one after the other.
 
         Raises:
-            RoundhouseError: `source_not_found`: nothing is there, or there is a symbolic link, which is not followed.
+            RoundhouseError: `source_not_found`: nothing is there, there is a symbolic link, which is not followed, or a
+                file could not be read since somebody asked last.
             OSError: a folder cannot be read.
         """
         for folder in self._folders:
@@ -127,6 +132,8 @@ class SharedModels:
         if status is None:
             raise RoundhouseError("source_not_found", f"{name!r:.300} was removed just now.")
         sha256 = self._digests.find(folder.path / name, status)
+        if sha256 is None and (problem := self._unread.pop(folder.path / name, None)) is not None:
+            raise RoundhouseError("source_not_found", f"{name!r:.300} cannot be read: {problem}.")
         if sha256 is None and folder.path / name not in self._hashing:
             self._hashing.add(folder.path / name)
             self._threads.submit(self._hash, folder, name)
@@ -144,8 +151,15 @@ class SharedModels:
                 after = os.fstat(descriptor)
             if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
                 self._digests.note(folder.path / name, after, found.sha256)
-        except (OSError, RoundhouseError, StoppedError) as error:
-            log.debug("the hash of %s is not known: %s", name, error)
+                self._unread.pop(folder.path / name, None)
+            else:
+                log.warning("%s changes while it is read for its hash", folder.path / name)
+                self._unread[folder.path / name] = "it changes meanwhile"
+        except StoppedError:
+            pass
+        except (OSError, RoundhouseError) as error:
+            log.warning("the hash of %s is not known: %s", folder.path / name, error)
+            self._unread[folder.path / name] = getattr(error, "strerror", None) or str(error)
         finally:
             self._hashing.discard(folder.path / name)
 
@@ -198,7 +212,9 @@ def _list_names(folder: ModelsFolder, path: str) -> tuple[bool, list[str]]:
 
 
 def _belongs_to(name: str, main: str) -> bool:
-    return name != main and (are_of_one_set(name, main) or name in {main + suffix for suffix in _OUTSIDE})
+    is_tokenizer = main.endswith(".onnx") and (name in _TOKENIZERS or name.endswith("-vocab.txt"))
+    is_outside = name in {main + suffix for suffix in _OUTSIDE}
+    return name != main and (is_outside or is_tokenizer or are_of_one_set(name, main))
 
 
 def _refuse_link(path: str) -> RoundhouseError:

@@ -423,17 +423,22 @@ class StoredFiles:
             OSError: the models folder cannot be written. Some of the files may be removed.
         """
         named = path.rstrip("/")
-        found = {
-            placed.path: placed
+        found = [
+            placed
             for _, placed in self._board.list_placed()
             if placed.path == named or placed.path.startswith(f"{named}/")
-        }
+        ]
         if not found:
             raise _kept(f"No download put {path!r:.300} into the models folder.")
-        return self._remove(list(found.values()), None, [])
+        return self._remove(found, None, [])
 
     def _remove(self, files: list[PlacedFile], download: str | None, kept: list[str]) -> Removal:
         """`download`: forget this one; None: take the files out of all downloads."""
+        chosen: dict[str, PlacedFile] = {}
+        for each in files:  # of a file that a broken-off run was to replace, the old version and the new one are listed
+            if each.path not in chosen or is_unchanged(self._folder, each):
+                chosen[each.path] = each
+        files = list(chosen.values())
         present = {each.path: status for each in files if (status := self._check_file(each)) is not None}
         with self._board.hold_still():
             self._check_rest(each.path for each in files)

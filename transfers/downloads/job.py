@@ -300,7 +300,10 @@ class DownloadJob:
             # First: a removal that goes on while the record is written has looked at it, or is seen by what follows.
             self.progress.set_files(resolution)
             self._change(wanted=resolution.pinned)
-            with self._tools.locks.hold(resolution.folder, self._check_stop):
+            # A copy of one file has no folder of its own: others in the same one need not wait for it.
+            is_alone = isinstance(self._reference, HeadReference) and len(resolution.files) == 1
+            locked = resolution.main if is_alone else resolution.folder
+            with self._tools.locks.hold(locked, self._check_stop):
                 found = self._fetch_missing(resolution)
             self.result = {
                 "pinned": resolution.pinned,
@@ -315,10 +318,16 @@ class DownloadJob:
         """Return the files that were there already, put by somebody else."""
         folder = self._tools.folder
         is_copy = isinstance(self._reference, HeadReference)
-        replaceable = {each.path for each in self._record.placed} if is_copy else ()
+        # A file that is not as it was put there is somebody's own by now.
+        mine = [each for each in self._record.placed if is_copy and is_unchanged(folder, each)]
+        replaceable = {each.path: each for each in mine}
         digests = self._tools.digests if is_copy else None
         present = find_present(folder, resolution, self._list_placed(), self._check_stop, digests, replaceable)
         missing = present.missing
+        if is_copy:  # what another download put there stays its own
+            own = {each.path for each in self._record.placed}
+            present.found += [each for each in present.placed if each.path not in own]
+            present.placed = [each for each in present.placed if each.path in own]
         for file in resolution.files:
             if file not in missing:
                 self.progress.set_done(file, file.size)
@@ -362,24 +371,29 @@ class DownloadJob:
         present: PresentFiles,
         partials: dict[str, Path],
         found: dict[str, FileHash],
-        replaceable: Collection[str],
+        replaceable: Mapping[str, PlacedFile],
     ) -> None:
-        """Move the files to their places, the main one last: who sees it sees all. `replaceable`: paths of files that
-        may be there, of earlier runs."""
+        """Move the files to their places, the main one last: who sees it sees all. `replaceable`: by path, files that
+        are there, of earlier runs."""
         self._check_stop()
-        placed = {each.path: each for each in (*self._record.placed, *present.placed)}
+        placed = {each.path: each for each in (*self._record.placed, *replaceable.values(), *present.placed)}
+        replaced = [placed[path] for path in map(resolution.target_of, present.missing) if path in replaceable]
         for file in present.missing:
             target = resolution.target_of(file)
             if file.mtime_ns is not None:
                 os.utime(partials[file.path], ns=(file.mtime_ns, file.mtime_ns))
             mtime_ns = partials[file.path].stat().st_mtime_ns
             placed[target] = PlacedFile(path=target, size=file.size, sha256=found[file.path].sha256, mtime_ns=mtime_ns)
-        # Before the first move: a kill in between must not leave files that nobody may remove.
-        self._change(placed=list(placed.values()))
+        # Before the first move: a kill in between must not leave files that nobody may remove, old or new.
+        self._change(placed=[*replaced, *placed.values()])
         for file in reversed(present.missing):
             target = resolution.target_of(file)
-            status = self._tools.folder.place_file(partials[file.path], target, replaces=target in replaceable)
-            self._tools.digests.note(self._tools.folder.path / target, status, found[file.path].sha256)
+            before, folder = replaceable.get(target), self._tools.folder
+            replaces = before is not None and is_unchanged(folder, before)
+            status = folder.place_file(partials[file.path], target, replaces=replaces)
+            self._tools.digests.note(folder.path / target, status, found[file.path].sha256)
+        if replaced:
+            self._change(placed=list(placed.values()))
 
     def _change(self, **fields: object) -> None:
         self._record = self._record.model_copy(update=fields)

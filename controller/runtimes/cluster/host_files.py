@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path, PurePosixPath
 from typing import Final
 
 from contract.downloads import FINAL_STATES, CopyOrder, Download
@@ -44,11 +44,12 @@ class HostFiles:
         self._looked_at = -FRESH_S
         self._paths: frozenset[str] = frozenset()
         self._asking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.missing: frozenset[str] = frozenset()
         """Those of the paths that were looked for last that are not there."""
         self.stamps: Mapping[str, str] = {}
         """Path to a text that is the same as long as names, sizes and times of its files are, also on another host.
-        Empty without a `transfers`."""
+        Nothing of files behind a symbolic link, which are not copied. Empty without a `transfers`."""
         self.mark = ""
         """A text that changes with `stamps`."""
         self.url: str | None = None
@@ -65,12 +66,27 @@ class HostFiles:
             self._asking = asyncio.create_task(self._ask_place())
             if self.url is None:
                 await asyncio.wait({self._asking}, timeout=FIRST_WAIT_S)
-        stamps = await asyncio.to_thread(read_stamps, self._models, wanted) if wanted else {}
-        self.missing = frozenset(path for path, stamp in stamps.items() if stamp is None)
+        found = await asyncio.to_thread(self._read, wanted) if wanted else {}
+        self.missing = frozenset(path for path, stamp in found.items() if stamp is None)
         if self._transfers is not None:
-            self.stamps = {path: _describe(stamp) for path, stamp in sorted(stamps.items()) if stamp is not None}
+            self.stamps = {path: stamp for path, stamp in sorted(found.items()) if stamp}
             self.mark = hashlib.sha256(repr(self.stamps).encode()).hexdigest()[:16]
         self._looked_at, self._paths = now, wanted
+
+    async def look_within(self, paths: Collection[str], wait_s: float) -> None:
+        """Do as `look`, and wait for it at most `wait_s`: it goes on. What it raises is logged."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self.look(paths))
+        await asyncio.wait({self._looking}, timeout=wait_s)
+        is_over = self._looking.done() and not self._looking.cancelled()
+        if is_over and (error := self._looking.exception()) is not None:
+            log.error("the look at the model files failed", exc_info=error)
+
+    def _read(self, paths: Collection[str]) -> dict[str, str | None]:
+        """Return what `stamps` says of each path; empty for files behind a link, None where they are missing. Blocks on
+        the disk."""
+        stamps = read_stamps(self._models, paths)
+        return {path: None if stamp is None else _describe(stamp) for path, stamp in stamps.items()}
 
     async def _open(self) -> TransfersClient:
         if self._transfers is None:
@@ -132,26 +148,30 @@ class HostFiles:
             raise StartError(found.error.message if found.error is not None else f"the fetch of {path} was cancelled")
 
     async def cancel(self, paths: Iterable[str]) -> None:
-        """End the fetches of the files at these model paths that are under way, also those that nobody waits for.
-        Raises StartError without a `transfers`, and RuntimeUnavailableError if it does not answer."""
+        """End the fetches of the files at these model paths that are under way, also those that nobody waits for, and
+        remove what failed ones have left. Raises StartError without a `transfers`, and RuntimeUnavailableError if it
+        does not answer."""
         client, references = await self._open(), {f"head:{path}" for path in paths}
         try:
             for each in await client.list_downloads():
-                if each.reference in references and each.state not in FINAL_STATES:
+                if each.reference in references and each.state not in ("finished", "cancelled"):
                     await client.cancel_download(each.id)
         except RoundhouseError as error:
             raise RuntimeUnavailableError(error.message) from error
 
     async def close(self) -> None:
         """End the connection to `transfers`. Fetches go on."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        tasks = [each for each in (self._looking, self._asking) if each is not None]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._is_open and self._is_mine and self._transfers is not None:
             await self._transfers.__aexit__(None, None, None)
 
 
 def _describe(stamp: Stamp) -> str:
-    folder = min((Path(name).parent for name, _, _ in stamp), key=lambda each: len(each.parts), default=Path())
-    files = sorted((PurePosixPath(name).relative_to(folder).as_posix(), size, mtime) for name, size, mtime in stamp)
+    if any(os.path.realpath(name) != name for name, _, _ in stamp):  # the models folders are resolved
+        return ""  # links are not copied between hosts: such a model is the host's own
+    folder = os.path.commonpath([os.path.dirname(name) for name, _, _ in stamp]) if stamp else ""  # noqa: PTH120
+    files = sorted((os.path.relpath(name, folder), size, mtime) for name, size, mtime in stamp)
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ import asyncio
 import builtins
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -188,7 +188,7 @@ class ClusterRuntime:
         self.head: HostFiles | None = None
         """Files that the hosts get from the controller's own machine. None: they get none."""
         self._fetched_paths: dict[tuple[str, str], tuple[str, ...]] = {}
-        """By model and host, what was fetched last."""
+        """By model and host, what was asked for, is not there yet, and was not cancelled."""
         self._file = file
         self._relay_files = relay_files
         self._contexts = HostContexts()
@@ -356,7 +356,7 @@ class ClusterRuntime:
         hosts = [each.name for each in self._list_hosts() if each.refusal is None]
         await asyncio.gather(*(self._look_at(name, asked_at) for name in hosts))
         if self.head is not None and any(each.files_url is not None for each in self._list_seen()):
-            await self.head.look({path for paths in self._model_paths.values() for path in paths})
+            await self.head.look_within({path for each in self._model_paths.values() for path in each}, ROUND_WAIT_S)
         if all(each.seen is None for each in self._hosts.values()):
             known_problems = sorted((name, each.problem) for name, each in self._hosts.items() if each.problem)
             problems = "; ".join(f"host {name}: {problem}" for name, problem in known_problems)
@@ -655,8 +655,9 @@ class ClusterRuntime:
             raise RuntimeUnavailableError("who has the files cannot be asked now")
         stamps = {} if head is None else {path: head.stamps[path] for path in paths if path in head.stamps}
         request = FetchFilesRequest(paths=paths, peers=peers)
-        self._fetched_paths[model, host] = paths
+        self._fetched_paths[model, host] = (*self._fetched_paths.get((model, host), ()), *paths)
         reply = await self._ask(host, "fetch_files", request, FilesReply, PULL_S)
+        self._drop_fetched(model, host, paths)
         if (known := self._hosts.get(host)) is not None:
             there = reply.file_stamps
             known.compared.update({path: (stamp, there[path]) for path, stamp in stamps.items() if path in there})
@@ -665,8 +666,14 @@ class ClusterRuntime:
         """End the fetch of a model's files on a host, but for those that others need, or with `is_wanted` the model
         itself by its present definition. Raises as the other methods."""
         used = {path for name, each in self._model_paths.items() if is_wanted or name != model for path in each}
-        paths = tuple(path for path in self._fetched_paths.pop((model, host), ()) if path not in used)
+        paths = tuple(path for path in dict.fromkeys(self._fetched_paths.get((model, host), ())) if path not in used)
+        self._drop_fetched(model, host, paths)
         await self._ask(host, "cancel_fetch", CancelFetchRequest(paths=paths), HostMessage)
+
+    def _drop_fetched(self, model: str, host: str, paths: Collection[str]) -> None:
+        rest = tuple(path for path in self._fetched_paths.pop((model, host), ()) if path not in paths)
+        if rest:
+            self._fetched_paths[model, host] = rest
 
     async def pull_image(self, image: str, host: str = "") -> None:
         """Pull an image on `host`."""

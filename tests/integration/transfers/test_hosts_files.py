@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import random
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
-from contract.downloads import CopyOrder, Download, DownloadRecord, SharedFile, SharedModel
+from contract.downloads import CopyOrder, Download, DownloadRecord, PlacedFile, SharedFile, SharedModel
+from contract.errors import RoundhouseError
 from contract.model_reference import HeadReference
 from tests.support.host_transfers import TOKEN, HostProgram, running
 from tests.support.ports import free_port
@@ -18,9 +21,10 @@ from tests.support.small_disk import mount_small_disk
 from tests.support.transfers_harness import FileServer, file_server, make_transfers, wait_for_end
 from tests.support.wait import until
 from transfers.downloads.job import DownloadJob
-from transfers.fetch import FetchJournal
-from transfers.sharing import derive_share_token
-from transfers.sources.base import SourceFile
+from transfers.fetch import FetchJournal, FileHash
+from transfers.models_folder import ModelsFolder
+from transfers.sharing import DigestStore, SharedModels, derive_share_token
+from transfers.sources.base import Resolution, SourceFile
 
 MIB = 2**20
 
@@ -36,13 +40,21 @@ async def test_files_come_from_the_head_and_then_from_each_other(tmp_path: Path)
         (head.models / "m" / "sub" / "w.safetensors").write_bytes(content(3 * MIB))
         for name in ("x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "y.gguf"):
             (head.models / name).write_bytes(content(MIB, len(name)))
-        for path in ("m", "x-00001-of-00002.gguf"):
+        (head.models / "o").mkdir()
+        for name in ("z.onnx", "z.onnx_data", "tokenizer.json", "en-vocab.txt", "other.onnx"):
+            (head.models / "o" / name).write_bytes(content(9, len(name)))
+        for path in ("m", "x-00001-of-00002.gguf", "o/z.onnx"):
             assert (await a.fetch(path, head)).error is None
         assert {each.relative_to(a.models).as_posix() for each in a.models.rglob("*") if ".round" not in str(each)} == {
             "m",
             "m/config.json",
             "m/sub",
             "m/sub/w.safetensors",
+            "o",
+            "o/en-vocab.txt",
+            "o/tokenizer.json",
+            "o/z.onnx",
+            "o/z.onnx_data",
             "x-00001-of-00002.gguf",
             "x-00002-of-00002.gguf",
         }
@@ -93,8 +105,13 @@ async def test_kill_in_the_middle_resumes_and_a_flipped_byte_is_fetched_again(tm
         with placed.open("r+b") as file:
             file.seek(MIB // 2)
             file.write(bytes([content(MIB)[MIB // 2] ^ 1]))
+        changed = placed.read_bytes()
+        found = await a.fetch("y.gguf", head)
+        assert found.error is not None
+        assert found.error.code == "models_file_conflict"
+        assert placed.read_bytes() == changed, "what was changed there since is somebody's own"
+        placed.unlink()
         assert (await a.fetch("y.gguf", head)).error is None
-        assert placed.read_bytes() == content(MIB)
         (head.models / "y.gguf").write_bytes(content(MIB, 1))
         assert (await a.fetch("y.gguf", head)).error is None
         assert placed.read_bytes() == content(MIB, 1), "the head's is another one now"
@@ -174,6 +191,80 @@ def test_each_range_is_asked_of_the_mirrors_first_and_what_is_wrong_is_fetched_a
         assert found.error is not None
         assert found.error.code == "source_mismatch"
         assert not (tmp_path / "c" / "x.gguf").exists()
+
+
+async def test_a_file_that_cannot_be_read_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"x")
+    shared = SharedModels([ModelsFolder(tmp_path, 0)], DigestStore(), lambda *_: None)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with contextlib.closing(shared), monkeypatch.context() as patch:
+        patch.setattr("transfers.sharing.hash_file", fail)
+        assert shared.list_model("x.gguf").files[0].sha256 is None
+        await until("it was tried", lambda: not shared._hashing)
+        with pytest.raises(RoundhouseError, match=r"'x\.gguf' cannot be read: Input/output error"):
+            shared.list_model("x.gguf")
+        patch.undo()
+        await until("it is read", lambda: shared.list_model("x.gguf").files[0].sha256)
+
+
+def test_a_copy_replaces_only_what_it_put_there_itself(tmp_path: Path) -> None:
+    tools = make_transfers(tmp_path / "models", FileServer(1))._tools
+    target = tools.folder.path / "x"
+    target.parent.mkdir(exist_ok=True)
+    records: list[DownloadRecord] = []
+    others: list[PlacedFile] = []
+
+    def copy(body: bytes, during: bytes | None = None) -> None:
+        before = records[-1] if records else DownloadRecord(id="dl", reference="head:x", created_at=0.0)
+        listed = [*before.placed, *others]
+        job = DownloadJob(tools, before, HeadReference("x"), records.append, lambda: listed)
+        (tmp_path / "head").write_bytes(body)
+        digest = hashlib.sha256(body).hexdigest()
+
+        def fetch(file: SourceFile, partial: Path) -> FileHash:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(body)
+            if during is not None:
+                target.unlink(missing_ok=True)
+                target.write_bytes(during)
+            return FileHash(digest, "")
+
+        job._fetch = fetch  # type: ignore[method-assign]
+        resolution = Resolution("head:x", "head:x", None, (SourceFile("x", len(body), digest, url="u"),), "")
+        job.progress.set_files(resolution)
+        job._fetch_missing(resolution)
+
+    copy(b"one")
+    copy(b"two")
+    assert target.read_bytes() == b"two"
+    assert [len(each.placed) for each in records[-2:]] == [2, 1], "both, until the new one is there"
+    records.append(records[-2])  # a kill after the move
+    copy(b"three")
+    for body, during in ((b"four", b"own"), (b"five", None)):
+        with pytest.raises(RoundhouseError, match="in the models folder is"):
+            copy(body, during)
+        assert target.read_bytes() == b"own"
+    records.clear()
+    others.append(PlacedFile(path="x", size=3, sha256=hashlib.sha256(b"own").hexdigest(), mtime_ns=1))
+    copy(b"own")
+    assert records[-1].placed == [], "another download's"
+
+
+def test_a_copy_of_one_file_does_not_wait_for_another_in_the_same_folder(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with file_server() as head, make_transfers(tmp_path, head, transfers_share_token_file=str(tmp_path / "token")) as a:
+        shown = SharedFile(path="x.gguf", size=1, mtime_ns=7, sha256=hashlib.sha256(b"x").hexdigest())
+        answer = SharedModel(files=[shown]).model_dump_json().encode()
+        head.answers["/models/x.gguf"] = lambda _: (200, {}, answer)
+        head.files["/files/x.gguf"] = b"x"
+        with a._tools.locks.hold("", lambda: None):
+            order, _ = a.board.order(HeadReference("x.gguf"), include_pickle=False, peers=(head.url,))
+            assert wait_for_end(a, order.id).error is None
 
 
 def test_a_download_under_way_gives_others_what_it_has(tmp_path: Path) -> None:

@@ -168,6 +168,11 @@ async def test_a_copy_to_a_host_backs_off_and_ends_with_its_model(bench: Bench) 
     bench.executor.cancel_unused_downloads(DesiredState(1, {"m": replace(MODEL, spec_hash="new")}))
     await bench.executor.wait_until_idle()
     assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b", True))
+    outcome.append(StartError("no room"))
+    await bench.carry_out(action)
+    bench.executor.cancel_unused_downloads(DesiredState(1, {}))
+    await bench.executor.wait_until_idle()
+    assert (bench.memory.fetches, asked[-1]) == ({}, ("cancel", "m", "b", False)), "what a failed one left is removed"
 
 
 async def test_a_download_that_no_model_waits_for_is_cancelled(bench: Bench) -> None:

@@ -131,6 +131,7 @@ class FakeTransfers:
 
     def __init__(self, head: Path, own: Path) -> None:
         self.head, self.own, self.orders, self.error = head, own, list[CopyOrder](), ""
+        self.cancelled: list[str] = []
 
     async def __aenter__(self) -> None:
         pass
@@ -149,6 +150,13 @@ class FakeTransfers:
         error = RoundhouseError("models_disk_full", self.error).build_envelope().error if self.error else None
         state: Any = "failed" if self.error else "finished"
         return Download(id="dl", reference=order.reference, state=state, error=error, created_at=0.0), True
+
+    async def list_downloads(self) -> list[Download]:
+        orders = {each.reference: each for each in self.orders}
+        return [Download(id=each, reference=each, state="failed", created_at=0.0) for each in orders]
+
+    async def cancel_download(self, download: str) -> None:
+        self.cancelled.append(download)
 
 
 async def test_a_host_that_has_the_same_gets_nothing_and_files_of_another_time_are_compared_once(
@@ -193,6 +201,60 @@ async def test_a_host_that_has_the_same_gets_nothing_and_files_of_another_time_a
             await runtime.fetch_files("own", "a", ("b",))
         with pytest.raises(RuntimeUnavailableError, match="cannot be asked"):
             await runtime.fetch_files("own", "a", ("gone",))
+        runtime.list_model_paths = lambda: {"own": ("new.gguf",), "far": ("/far.gguf",)}
+        await lacking()
+        with pytest.raises(StartError, match="the disk is full"):
+            await runtime.fetch_files("own", "a", ("b",))
+        await runtime.cancel_fetch("own", "a", is_wanted=True)
+        assert fakes["a"].cancelled == ["head:own.gguf"], "failed, of the former definition"
+        await runtime.cancel_fetch("own", "a", is_wanted=False)
+        assert fakes["a"].cancelled == ["head:own.gguf", "head:new.gguf"]
+
+
+async def test_files_in_two_folders_have_the_same_stamp_on_every_host(tmp_path: Path) -> None:
+    stamps = []
+    for host in ("head", "deeper/b"):
+        for name in ("q4/a.gguf", "q8/b.gguf"):
+            file = tmp_path / host / "m" / name
+            file.parent.mkdir(parents=True)
+            file.write_bytes(b"x")
+            os.utime(file, ns=(5, 5))
+        files = HostFiles(ModelRoots((tmp_path / host,)), cast("Any", FakeTransfers(tmp_path, tmp_path)))
+        await files.look({"m"})
+        await files.close()
+        stamps.append(files.stamps["m"])
+    assert stamps[0] == stamps[1]
+
+
+async def test_what_is_behind_a_link_is_there_and_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "real" / "m").mkdir(parents=True)
+    (tmp_path / "real" / "w.gguf").write_bytes(b"x")
+    (tmp_path / "real" / "m" / "w.gguf").symlink_to("../w.gguf")
+    (tmp_path / "models").symlink_to("real")
+    files = HostFiles(ModelRoots((tmp_path / "models",)), cast("Any", FakeTransfers(tmp_path, tmp_path)))
+    await files.look({"m", "w.gguf", "gone"})
+    await files.close()
+    assert (list(files.stamps), set(files.missing)) == (["w.gguf"], {"gone"}), "the models folder itself may be a link"
+
+
+async def test_a_round_does_not_wait_for_the_heads_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, go_on = HostFiles(ModelRoots((tmp_path,))), asyncio.Event()
+
+    async def look(_: object) -> None:
+        await go_on.wait()
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(files, "look", look)
+    for _ in range(2):
+        await asyncio.wait_for(files.look_within({"m"}, 0.01), 5)
+    go_on.set()
+    await files.look_within({"m"}, 5)
+    assert "the disk is gone" in caplog.text
+    go_on.clear()
+    await files.look_within({"m"}, 0.01)
+    await asyncio.wait_for(files.close(), 5)
 
 
 @pytest.mark.parametrize("switch", [SILENT, GONE])
