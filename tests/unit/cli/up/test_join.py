@@ -14,8 +14,10 @@ from cli.output import CommandError, ExitCode
 from cli.up import command
 from cli.up.hosts import ControllerRegister
 from cli.up.service import render_unit
+from cli.up.supervisor import MARK_ENV
 from controller.runtimes.cluster.door import DoorError
-from controller.runtimes.cluster.material import ensure_material
+from controller.runtimes.cluster.material import HostCredentials, ensure_material
+from controller.runtimes.cluster.ray_node import build_environment
 from controller.runtimes.cluster.runtime import NO_HOST
 from controller.settings import load_settings
 from tests.unit.cli.service.test_install import USER_UNIT
@@ -98,3 +100,9 @@ async def test_a_head_that_never_heard_a_host_lets_the_first_one_in(monkeypatch:
     with pytest.raises(DoorError) as refused:
         await register.list_hosts()
     assert refused.value.is_passing
+
+
+def test_what_ray_starts_does_not_count_as_the_program_that_started_ray(tmp_path: Path) -> None:
+    environment = {MARK_ENV: "ray node:1:2", "RAY_ADDRESS": "x", "LANG": "C"}
+    built = build_environment(environment, HostCredentials.in_state(tmp_path), is_insecure=True)
+    assert {"LANG"} == environment.keys() & built.keys()
