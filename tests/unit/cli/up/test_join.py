@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +15,11 @@ from cli.admin_client import AdminClient
 from cli.app import run
 from cli.output import CommandError, ExitCode
 from cli.up import command
-from cli.up.hosts import ControllerRegister
+from cli.up.hosts import ControllerRegister, LeaveRun
 from cli.up.service import render_unit
-from cli.up.supervisor import MARK_ENV
+from cli.up.supervisor import MARK_ENV, mark_variables
 from controller.runtimes.cluster.door import DoorError
-from controller.runtimes.cluster.material import HostCredentials, ensure_material
+from controller.runtimes.cluster.material import HostCredentials, Membership, ensure_material
 from controller.runtimes.cluster.ray_node import build_environment
 from controller.runtimes.cluster.runtime import NO_HOST
 from controller.settings import load_settings
@@ -106,3 +109,21 @@ def test_what_ray_starts_does_not_count_as_the_program_that_started_ray(tmp_path
     environment = {MARK_ENV: "ray node:1:2", "RAY_ADDRESS": "x", "LANG": "C"}
     built = build_environment(environment, HostCredentials.in_state(tmp_path), is_insecure=True)
     assert {"LANG"} == environment.keys() & built.keys()
+
+
+@pytest.mark.parametrize("way", ["down", "leave"])
+async def test_the_ray_node_of_a_supervisor_that_was_killed_is_ended(tmp_path: Path, way: str) -> None:
+    settings = load_settings().model_copy(update={"state": tmp_path, "runtime": "process"})
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    environment = {**os.environ, **mark_variables(tmp_path, "ray node")}
+    with subprocess.Popen(argv, env=environment, start_new_session=True) as node:  # noqa: ASYNC220 - it returns at once
+        try:
+            if way == "down":
+                stopped = await command._DownRun(settings, "http://127.0.0.1:1", 5.0).run()
+                assert list(stopped) == [f"ray node (process {node.pid})"]
+            else:
+                member = Membership(head="127.0.0.1:1", name="b", address="127.0.0.1")
+                assert await LeaveRun(settings, member, lambda _: None).run(0, is_drained=False) == ExitCode.DONE
+            assert node.poll() is not None
+        finally:
+            node.kill()
