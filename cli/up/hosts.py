@@ -284,8 +284,8 @@ class JoinRun(SupervisedRun):
 
     async def run(self) -> ExitCode:
         """Run until a signal, or until the head refuses this machine at first, and return the exit code. Then end the
-        programs and, with `ends_engines`, the engines. Call it once, in the main thread: it takes over the signal
-        handlers. Raises OSError where the record cannot be removed at the end."""
+        programs and, after a signal and with `ends_engines`, the engines. Call it once, in the main thread: it takes
+        over the signal handlers. Raises OSError where the record cannot be removed at the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_event.set)
@@ -298,7 +298,8 @@ class JoinRun(SupervisedRun):
         )
         await self._supervisor.wait_until_ended()
         code = ending.exit
-        if self._ends_engines:
+        # A refusal ends no engines that an earlier run has left serving.
+        if self._ends_engines and (code == ExitCode.DONE or not (self._settings.state / IDENTITY_NAME).exists()):
             code = await self._end_engines() or code
         else:
             self._announcer.print_note("stopped; engines go on, and `roundhouse down` ends them")

@@ -14,13 +14,13 @@ import pytest
 from cli.admin_client import AdminClient
 from cli.app import run
 from cli.output import CommandError, ExitCode
-from cli.up import command
-from cli.up.hosts import ControllerRegister, LeaveRun
+from cli.up import command, hosts
+from cli.up.hosts import RAY_ENDS, ControllerRegister, JoinRun, LeaveRun
 from cli.up.service import render_unit
-from cli.up.supervisor import MARK_ENV, mark_variables
+from cli.up.supervisor import MARK_ENV, Announcer, ChildSpec, mark_variables
 from controller.runtimes.cluster.door import DoorError
 from controller.runtimes.cluster.material import HostCredentials, Membership, ensure_material
-from controller.runtimes.cluster.ray_node import build_environment
+from controller.runtimes.cluster.ray_node import EXIT_REFUSED, build_environment
 from controller.runtimes.cluster.runtime import NO_HOST
 from controller.settings import load_settings
 from tests.unit.cli.service.test_install import USER_UNIT
@@ -127,3 +127,18 @@ async def test_the_ray_node_of_a_supervisor_that_was_killed_is_ended(tmp_path: P
             assert node.poll() is not None
         finally:
             node.kill()
+
+
+async def test_a_join_that_is_refused_ends_no_engines_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def stop_orphans(*_: object, **__: object) -> list[str]:
+        return ["an engine that serves"]
+
+    monkeypatch.setattr(hosts, "stop_orphans", stop_orphans)
+    (tmp_path / hosts.IDENTITY_NAME).touch()
+    settings = load_settings().model_copy(update={"state": tmp_path})
+    spec = ChildSpec("ray node", (sys.executable, "-c", f"exit({EXIT_REFUSED})"), os.environ, RAY_ENDS)
+    assert await JoinRun(settings, [spec], Announcer(as_json=False), ends_engines=True).run() == ExitCode.FAILED
+    err = capfd.readouterr().err
+    assert err.splitlines()[-1] == "roundhouse: stopped; engines go on, and `roundhouse down` ends them"
