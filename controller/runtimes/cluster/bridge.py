@@ -5,7 +5,7 @@ two speak over the socket FD: frames of four bytes of length and a JSON object. 
 bridge.
 
 From the controller, first `{"address", "instance", "heartbeat_s"}`, then requests `{"id", "key", "host", "method",
-"payload", "deadline_s"}`. To it, each with `kind`:
+"payload", "deadline_s"}`, and `{"withdraw"}`, the id of one that is given up. To it, each with `kind`:
 
     beat      the bridge lives; `is_connected`
     seen      every host that Ray knows was asked who it is, or could not be
@@ -276,16 +276,18 @@ async def _serve(
         return
     bridge = Bridge(connecting.result(), first["instance"], first["heartbeat_s"], send)
     following = asyncio.create_task(bridge.follow_nodes())
-    answering: set[asyncio.Task[None]] = set()
+    answering: dict[int, asyncio.Task[None]] = {}
     send({"kind": "beat", "is_connected": True})
     while not following.done():
         await asyncio.wait({reading, following}, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
             if (request := reading.result()) is None:
                 return
-            task = asyncio.create_task(bridge.answer_request(request))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
+            if "withdraw" not in request:
+                task = answering[request["id"]] = asyncio.create_task(bridge.answer_request(request))
+                task.add_done_callback(lambda _, number=request["id"]: answering.pop(number))
+            elif request["withdraw"] in answering:
+                answering[request["withdraw"]].cancel()
             reading = asyncio.create_task(read_frame(reader))
     following.result()
 
