@@ -109,7 +109,7 @@ def prepare_head(
     settings = settings.model_copy(update={"runtime": asyncio.run(_find_runtime(settings, instance))})
     specs = program_specs(settings, {**os.environ, **share_variables(state, address, port, is_insecure=is_insecure)})
     node = ("--head", place, "--name", name, "--address", address, *(() if has_engines else ("--no-engines",)))
-    specs.append(_ray_spec("head", node, specs[0].env))
+    specs.append(_ray_spec("head", node, {**specs[0].env, JOIN_VARIABLE: secrets.token_hex(8)}))
     facts = doors.HeadFacts(
         instance=instance,
         address=address,

@@ -15,10 +15,11 @@ from cli.admin_client import AdminClient
 from cli.app import run
 from cli.output import CommandError, ExitCode
 from cli.up import command, hosts
-from cli.up.hosts import RAY_ENDS, ControllerRegister, JoinRun, LeaveRun
+from cli.up.hosts import RAY_ENDS, ControllerRegister, JoinRun, LeaveRun, prepare_head
 from cli.up.service import render_unit
 from cli.up.supervisor import MARK_ENV, Announcer, ChildSpec, mark_variables
 from controller.runtimes.cluster.door import DoorError
+from controller.runtimes.cluster.host_actor import JOIN_VARIABLE
 from controller.runtimes.cluster.material import HostCredentials, Membership, ensure_material
 from controller.runtimes.cluster.ray_node import EXIT_REFUSED, build_environment
 from controller.runtimes.cluster.runtime import NO_HOST
@@ -142,3 +143,14 @@ async def test_a_join_that_is_refused_ends_no_engines_of_an_earlier_run(
     assert await JoinRun(settings, [spec], Announcer(as_json=False), ends_engines=True).run() == ExitCode.FAILED
     err = capfd.readouterr().err
     assert err.splitlines()[-1] == "roundhouse: stopped; engines go on, and `roundhouse down` ends them"
+
+
+def test_each_start_of_a_head_is_a_join_of_its_own_host(tmp_path: Path) -> None:
+    settings = load_settings().model_copy(
+        update={"state": tmp_path, "runtime": "process", "hosts": ("ray:127.0.0.1:8093",)}
+    )
+    setups = [
+        prepare_head(settings, "a", Announcer(as_json=False), has_engines=True, is_insecure=False) for _ in range(2)
+    ]
+    first, second = (setup.specs[-1].env.get(JOIN_VARIABLE, "") for setup in setups)
+    assert "" != first != second
