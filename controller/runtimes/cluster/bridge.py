@@ -139,9 +139,9 @@ class Bridge:
             except TimeoutError:
                 log.warning("the actor of %s does not answer", host.name or host.node)
                 if host.is_open:
-                    await asyncio.to_thread(self._ray.kill, host.actor)
+                    await self._kill_actor(host)
             except self._ray.exceptions.RayError as error:
-                log.warning("the actor of %s is lost: %s", host.name or host.node, str(error).strip().splitlines()[0])
+                log.warning("the actor of %s is lost: %s", host.name or host.node, _first_line(error))
                 if host.name is not None and isinstance(error, self._ray.exceptions.ActorDiedError):
                     self._send({"kind": "gone", "name": host.name})
             except _NameTakenError as error:
@@ -151,6 +151,13 @@ class Bridge:
             host.is_open, host.is_asked = False, True
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, BEAT_S * 8)
+
+    async def _kill_actor(self, host: _Host) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                await asyncio.to_thread(self._ray.kill, host.actor)
+        except Exception:  # the host is followed on
+            log.exception("the actor of %s cannot be ended", host.name or host.node)
 
     async def _open_host(self, host: _Host) -> None:
         async with asyncio.timeout(ASK_S):
@@ -209,11 +216,15 @@ class Bridge:
         except TimeoutError:
             answer["silent"] = f"host {name} does not answer within {request['deadline_s']:g} s"
         except self._ray.exceptions.RayError as error:
-            answer["silent"] = f"host {name} cannot be reached: {str(error).strip().splitlines()[0]}"
+            answer["silent"] = f"host {name} cannot be reached: {_first_line(error)}"
         self._send(answer)
 
     def _find_host(self, name: str) -> _Host | None:
         return next((host for host in self._hosts.values() if host.name == name and host.is_open), None)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [repr(error)])[0]
 
 
 async def run_bridge(channel: socket.socket) -> int:
@@ -234,7 +245,7 @@ async def run_bridge(channel: socket.socket) -> int:
     if error is None:
         return 0
     log.error("Ray cannot be used", exc_info=error)
-    send({"kind": "failed", "reason": (str(error).strip().splitlines() or [repr(error)])[0]})
+    send({"kind": "failed", "reason": _first_line(error)})
     with suppress(OSError):
         await writer.drain()
     return 1

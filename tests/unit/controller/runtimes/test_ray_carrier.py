@@ -97,6 +97,28 @@ async def test_the_bridge_no_longer_delivers_what_is_withdrawn(monkeypatch: pyte
     assert ended == [2]
 
 
+async def test_a_host_is_followed_whatever_ray_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[Exception] = [TimeoutError(), OSError("")]
+    again = asyncio.Event()
+
+    async def open_host(_: object, host: Any) -> None:
+        host.is_open = True
+        if problems:
+            raise problems.pop(0)
+        again.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(bridge.Bridge, "_open_host", open_host)
+    monkeypatch.setattr(bridge, "AGAIN_S", 0.0)
+    made = bridge.Bridge(FakeRay(), "i", 1.0, lambda _: None)
+    following = asyncio.create_task(made._follow_host(bridge._Host("n")))
+    waiting = asyncio.create_task(again.wait())
+    await asyncio.wait({following, waiting}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert again.is_set()
+    following.cancel()
+    await asyncio.wait({following})
+
+
 async def test_hosts_are_not_silent_for_a_bridge_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with carrying(tmp_path, "hosts") as carrier:
         [heard, refused] = carrier.list_hosts()
