@@ -294,9 +294,9 @@ async def _serve(
         if reading.done():
             if (request := reading.result()) is None:
                 return
+            answering = {number: task for number, task in answering.items() if not task.done()}
             if "withdraw" not in request:
-                task = answering[request["id"]] = asyncio.create_task(bridge.answer_request(request))
-                task.add_done_callback(lambda _, number=request["id"]: answering.pop(number))
+                answering[request["id"]] = asyncio.create_task(bridge.answer_request(request))
             elif request["withdraw"] in answering:
                 answering[request["withdraw"]].cancel()
             reading = asyncio.create_task(read_frame(reader))

@@ -24,6 +24,7 @@ from controller.runtimes.cluster.material import HostCredentials, Membership, en
 from controller.runtimes.cluster.ray_node import EXIT_REFUSED, build_environment
 from controller.runtimes.cluster.runtime import NO_HOST
 from controller.settings import load_settings
+from controller.state_dir import IDENTITY_NAME
 from tests.unit.cli.service.test_install import USER_UNIT
 
 
@@ -137,7 +138,7 @@ async def test_a_join_that_is_refused_ends_no_engines_of_an_earlier_run(
         return ["an engine that serves"]
 
     monkeypatch.setattr(hosts, "stop_orphans", stop_orphans)
-    (tmp_path / hosts.IDENTITY_NAME).touch()
+    (tmp_path / IDENTITY_NAME).touch()
     settings = load_settings().model_copy(update={"state": tmp_path})
     spec = ChildSpec("ray node", (sys.executable, "-c", f"exit({EXIT_REFUSED})"), os.environ, RAY_ENDS)
     assert await JoinRun(settings, [spec], Announcer(as_json=False), ends_engines=True).run() == ExitCode.FAILED
