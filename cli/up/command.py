@@ -342,6 +342,7 @@ class _DownRun:
         self._gateway_s = supervisor.gateway_stop_timeout_s() if timeout_s is None else timeout_s
         self._side_program_s = supervisor.MARGIN_S if timeout_s is None else timeout_s
         self._controller_s = supervisor.controller_stop_timeout_s(settings) if timeout_s is None else timeout_s
+        self._ray_s = supervisor.RAY_ENDS_S if timeout_s is None else timeout_s
         self._stopped_programs: dict[str, float | None] = {}
 
     async def run(self) -> Mapping[str, float | None]:
@@ -351,7 +352,7 @@ class _DownRun:
         Raises CommandError where something cannot be ended.
         """
         from cli.up import supervisor
-        from cli.up.run import PROGRAMS_IN_END_ORDER, SIDE_PROGRAMS, stop_orphans
+        from cli.up.run import PROGRAMS_IN_END_ORDER, RAY_NODE, SIDE_PROGRAMS, stop_orphans
         from cli.up.supervisor import find_children, find_up, remove_record
 
         settings = self._settings
@@ -373,6 +374,8 @@ class _DownRun:
             for child in find_children(settings.state, program.name):
                 await self._end(program.name, child, self._side_program_s, "ends")
         await self._end_controllers(find_children(settings.state, "controller"))
+        for node in find_children(settings.state, RAY_NODE):
+            await self._end(RAY_NODE, node, self._ray_s, "ends")
         lock_wait_s = supervisor.controller_stop_timeout_s(settings)
         engines = await stop_orphans(settings, grace_s=settings.stop_timeout_s, lock_wait_s=lock_wait_s)
         self._stopped_programs |= {f"engine {name}": None for name in engines}

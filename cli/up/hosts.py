@@ -109,7 +109,7 @@ def prepare_head(
     settings = settings.model_copy(update={"runtime": asyncio.run(_find_runtime(settings, instance))})
     specs = program_specs(settings, {**os.environ, **share_variables(state, address, port, is_insecure=is_insecure)})
     node = ("--head", place, "--name", name, "--address", address, *(() if has_engines else ("--no-engines",)))
-    specs.append(_ray_spec("head", node, specs[0].env))
+    specs.append(_ray_spec("head", node, {**specs[0].env, JOIN_VARIABLE: secrets.token_hex(8)}))
     facts = doors.HeadFacts(
         instance=instance,
         address=address,
@@ -263,6 +263,15 @@ def _ray_spec(role: str, arguments: Sequence[str], env: Mapping[str, str]) -> Ch
     return ChildSpec(RAY_NODE, command, env, RAY_ENDS)
 
 
+async def end_earlier(state: Path) -> None:
+    """End what a run of `join` that was killed has left, but for the engines."""
+    for record in (each for name in (RAY_NODE, "transfers") for each in supervisor.find_children(state, name)):
+        send_signal(record.process, signal.SIGTERM)
+        if not await supervisor.wait_until_gone(record, supervisor.RAY_ENDS_S):
+            send_signal(record.process, signal.SIGKILL)
+            await supervisor.wait_until_gone(record, supervisor.KILLED_S)
+
+
 class JoinRun(SupervisedRun):
     """One run of `join`: keeps this machine a host until a signal. The caller holds the lock of the state folder until
     `run` has returned."""
@@ -275,17 +284,12 @@ class JoinRun(SupervisedRun):
 
     async def run(self) -> ExitCode:
         """Run until a signal, or until the head refuses this machine at first, and return the exit code. Then end the
-        programs and, with `ends_engines`, the engines. Call it once, in the main thread: it takes over the signal
-        handlers. Raises OSError where the record cannot be removed at the end."""
+        programs and, after a signal and with `ends_engines`, the engines. Call it once, in the main thread: it takes
+        over the signal handlers. Raises OSError where the record cannot be removed at the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_event.set)
-        state = self._settings.state
-        earlier = [each for name in (RAY_NODE, "transfers") for each in supervisor.find_children(state, name)]
-        for record in earlier:  # of a run that was killed
-            send_signal(record.process, signal.SIGTERM)
-            if not await supervisor.wait_until_gone(record, supervisor.RAY_ENDS_S):
-                send_signal(record.process, signal.SIGKILL)
+        await end_earlier(self._settings.state)
         ending = await self._supervisor.run(self._stop_event)
         for child in self._supervisor.children.values():
             child.send_signal(signal.SIGTERM)
@@ -294,7 +298,8 @@ class JoinRun(SupervisedRun):
         )
         await self._supervisor.wait_until_ended()
         code = ending.exit
-        if self._ends_engines:
+        # A refusal ends no engines that an earlier run has left serving.
+        if self._ends_engines and (code == ExitCode.DONE or not (self._settings.state / IDENTITY_NAME).exists()):
             code = await self._end_engines() or code
         else:
             self._announcer.print_note("stopped; engines go on, and `roundhouse down` ends them")
@@ -372,11 +377,11 @@ class LeaveRun:
             await asyncio.sleep(1.0)
 
     async def _end_join(self) -> None:
-        if (up := supervisor.find_up(self._state)) is None:
-            return
-        send_signal(up.process, signal.SIGTERM)
-        if not await supervisor.wait_until_gone(up, supervisor.UP_ENDS_S):
-            raise CommandError(f"`roundhouse join` (process {up.pid}) does not end: end it, and leave again")
+        if (up := supervisor.find_up(self._state)) is not None:
+            send_signal(up.process, signal.SIGTERM)
+            if not await supervisor.wait_until_gone(up, supervisor.UP_ENDS_S):
+                raise CommandError(f"`roundhouse join` (process {up.pid}) does not end: end it, and leave again")
+        await end_earlier(self._state)
 
 
 def default_name() -> str:

@@ -1,7 +1,8 @@
 """Stands for the bridge to Ray: `fake_ray_bridge.py MODE FOLDER FD`. Appends a line to FOLDER/starts at each start.
 
 `mute` says nothing, `fails` that Ray cannot be used. `hosts` knows the hosts `a` and `r`, which is refused, and answers
-requests with their keys; one with the method `die` ends it, if it comes for the first time.
+requests with their keys; one with the method `die` ends it, if it comes for the first time. What is withdrawn it
+writes to FOLDER/withdrawn.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ async def serve(mode: str, folder: Path, channel: socket.socket) -> None:
     send({"kind": "heard", "name": "a", "is_changed": True})
     send({"kind": "seen"})
     while (request := await read_frame(reader)) is not None:
+        if "withdraw" in request:
+            (folder / "withdrawn").write_text(str(request["withdraw"]))
+            continue
         if request["method"] == "die" and not (folder / "died").exists():
             (folder / "died").touch()
             os._exit(1)

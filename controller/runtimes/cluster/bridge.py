@@ -5,7 +5,7 @@ two speak over the socket FD: frames of four bytes of length and a JSON object. 
 bridge.
 
 From the controller, first `{"address", "instance", "heartbeat_s"}`, then requests `{"id", "key", "host", "method",
-"payload", "deadline_s"}`. To it, each with `kind`:
+"payload", "deadline_s"}`, and `{"withdraw"}`, the id of one that is given up. To it, each with `kind`:
 
     beat      the bridge lives; `is_connected`
     seen      every host that Ray knows was asked who it is, or could not be
@@ -139,9 +139,9 @@ class Bridge:
             except TimeoutError:
                 log.warning("the actor of %s does not answer", host.name or host.node)
                 if host.is_open:
-                    await asyncio.to_thread(self._ray.kill, host.actor)
+                    await self._kill_actor(host)
             except self._ray.exceptions.RayError as error:
-                log.warning("the actor of %s is lost: %s", host.name or host.node, str(error).strip().splitlines()[0])
+                log.warning("the actor of %s is lost: %s", host.name or host.node, _first_line(error))
                 if host.name is not None and isinstance(error, self._ray.exceptions.ActorDiedError):
                     self._send({"kind": "gone", "name": host.name})
             except _NameTakenError as error:
@@ -151,6 +151,13 @@ class Bridge:
             host.is_open, host.is_asked = False, True
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, BEAT_S * 8)
+
+    async def _kill_actor(self, host: _Host) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                await asyncio.to_thread(self._ray.kill, host.actor)
+        except Exception:  # the host is followed on
+            log.exception("the actor of %s cannot be ended", host.name or host.node)
 
     async def _open_host(self, host: _Host) -> None:
         async with asyncio.timeout(ASK_S):
@@ -209,11 +216,15 @@ class Bridge:
         except TimeoutError:
             answer["silent"] = f"host {name} does not answer within {request['deadline_s']:g} s"
         except self._ray.exceptions.RayError as error:
-            answer["silent"] = f"host {name} cannot be reached: {str(error).strip().splitlines()[0]}"
+            answer["silent"] = f"host {name} cannot be reached: {_first_line(error)}"
         self._send(answer)
 
     def _find_host(self, name: str) -> _Host | None:
         return next((host for host in self._hosts.values() if host.name == name and host.is_open), None)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [repr(error)])[0]
 
 
 async def run_bridge(channel: socket.socket) -> int:
@@ -234,7 +245,7 @@ async def run_bridge(channel: socket.socket) -> int:
     if error is None:
         return 0
     log.error("Ray cannot be used", exc_info=error)
-    send({"kind": "failed", "reason": (str(error).strip().splitlines() or [repr(error)])[0]})
+    send({"kind": "failed", "reason": _first_line(error)})
     with suppress(OSError):
         await writer.drain()
     return 1
@@ -276,16 +287,18 @@ async def _serve(
         return
     bridge = Bridge(connecting.result(), first["instance"], first["heartbeat_s"], send)
     following = asyncio.create_task(bridge.follow_nodes())
-    answering: set[asyncio.Task[None]] = set()
+    answering: dict[int, asyncio.Task[None]] = {}
     send({"kind": "beat", "is_connected": True})
     while not following.done():
         await asyncio.wait({reading, following}, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
             if (request := reading.result()) is None:
                 return
-            task = asyncio.create_task(bridge.answer_request(request))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
+            answering = {number: task for number, task in answering.items() if not task.done()}
+            if "withdraw" not in request:
+                answering[request["id"]] = asyncio.create_task(bridge.answer_request(request))
+            elif request["withdraw"] in answering:
+                answering[request["withdraw"]].cancel()
             reading = asyncio.create_task(read_frame(reader))
     following.result()
 

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -32,6 +33,8 @@ ANSWER_S: Final = 15.0
 """Seconds in which the other side must have said everything."""
 REACH_S: Final = 3.0
 """Seconds in which the head must be able to connect to a port of the host."""
+JOINING_S: Final = 60.0
+"""Seconds for which a host that was let in holds its name, unless the controller lists it before."""
 _LINE_BYTES: Final = 65536
 _MOST_ASKING: Final = 64
 """Hosts that may ask at a time."""
@@ -201,8 +204,9 @@ class Door:
         self._register = register
         self._clock = clock
         self._say = say
-        self._joining: dict[str, str] = {}
-        """Names that were let in last, to their addresses: the controller may not list them yet."""
+        self._joining: dict[str, tuple[str, float]] = {}
+        """Names that were let in last, to their addresses and until when they count (monotonic): the controller may not
+        list them yet."""
         self._removing: asyncio.Task[None] | None = None
         self._asking = asyncio.Semaphore(_MOST_ASKING)
 
@@ -249,18 +253,27 @@ class Door:
             hosts = list(await self._register.list_hosts())
         except DoorError as error:
             return JoinReply(refusal=str(error), is_passing=error.is_passing)
-        known = {each.name for each in hosts}
-        joining = [KnownHost(name, address, "joining") for name, address in self._joining.items() if name not in known]
+        known, now = {each.name for each in hosts}, time.monotonic()
+        self._joining = {
+            name: (address, until)
+            for name, (address, until) in self._joining.items()
+            if name not in known and now < until
+        }
+        joining = [KnownHost(name, address, "joining") for name, (address, _) in self._joining.items()]
         refusal = check_request(request, self._head, [*hosts, *joining], self._clock())
         if refusal is None:
             # Before the first wait: of two of one name the second is refused.
             earlier = self._joining.get(request.name)
-            self._joining[request.name] = request.address
-            refusal = await self._find_unreached(request)
-            if refusal is not None:
-                self._joining.pop(request.name, None)
-                if earlier is not None:
-                    self._joining[request.name] = earlier
+            self._joining[request.name] = request.address, now + JOINING_S
+            is_in = False
+            try:
+                refusal = await self._find_unreached(request)
+                is_in = refusal is None
+            finally:  # also when it gives up meanwhile
+                if not is_in:
+                    self._joining.pop(request.name, None)
+                    if earlier is not None:
+                        self._joining[request.name] = earlier
         if refusal is not None:
             self._say(f"host {request.name} ({request.address}) may not join: {refusal}")
             return JoinReply(refusal=refusal)

@@ -101,7 +101,8 @@ class HostActor:
     async def _take_lock(self, path: Path, instance: str) -> str | None:
         """Return why the state folder cannot be used; None: its lock is held now."""
         lock = self._lock if self._lock is not None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        ends_at = time.monotonic() + LOCK_WAIT_S
+        # At first only: while it waits, a host that is refused and asks again has no heartbeat.
+        ends_at = time.monotonic() + (0.0 if self._hello else LOCK_WAIT_S)
         while self._lock is None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

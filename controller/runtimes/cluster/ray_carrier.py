@@ -274,6 +274,8 @@ class RayCarrier:
             raise HostSilentError(f"host {host} does not answer within {deadline_s:g} s") from None
         finally:
             del self._requests[number]
+            if request.answer.cancelled():  # nobody waits for it: a start may not come late
+                self._send({"withdraw": number})
 
     def _send(self, frame: Frame) -> None:
         if self._writer is not None:

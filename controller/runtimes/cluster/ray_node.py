@@ -72,6 +72,8 @@ MOST_WAIT_S: Final = 3.0
 _SOCKET_BYTES: Final = 42
 """Length of a folder in which the paths of Ray's sockets are not too long."""
 _SET_PDEATHSIG: Final = 1
+UP_MARK: Final = "ROUNDHOUSE_UP_CHILD"
+"""Variable by which `cli.up.supervisor` (its `MARK_ENV`) finds this program again, and nothing that Ray starts."""
 
 
 class RefusedError(Exception):
@@ -123,11 +125,12 @@ def build_ray_command(
 def build_environment(
     environment: Mapping[str, str], files: HostCredentials, *, is_insecure: bool, gcs: Path | None = None
 ) -> dict[str, str]:
-    """Return the environment of Ray's processes: this one with Ray's variables in it, and none of an operator's. `gcs`:
-    where a head keeps its tables, so that it knows its hosts after a restart."""
+    """Return the environment of Ray's processes: this one with Ray's variables in it, and none of an operator's. A
+    relay outlives `join`, and must not count as this program. `gcs`: where a head keeps its tables, so that it knows
+    its hosts after a restart."""
     tls = None if is_insecure else (files.certificate, files.key, files.authority)
     kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(gcs)} if gcs is not None else {}
-    own = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+    own = {name: value for name, value in environment.items() if not name.startswith("RAY_") and name != UP_MARK}
     own["ROUNDHOUSE_INSECURE_PRIVATE_NETWORK"] = "true" if is_insecure else "false"
     return {**own, "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1", **build_ray_environment(files.token, tls), **kept}
 

@@ -485,21 +485,13 @@ class ClusterRuntime:
 
     def _judge_host(self, carried: CarriedHost, known: _KnownHost, now: float) -> tuple[HostState, str | None, float]:
         """Return the host's state, the reason of it, and when it was last heard."""
-        last_word, seen = self._last_word(carried), known.seen
-        if carried.refusal is not None or known.is_refused:
-            return HostState.REFUSED, carried.refusal or known.problem, last_word
-        if seen is None:
+        last_word = self._last_word(carried)
+        if (refusal := self._find_refusal(carried, known)) is not None:
+            if self._is_overdue(carried):
+                return HostState.SILENT, f"it does not answer; before, it was refused: {refusal}", last_word
+            return HostState.REFUSED, refusal, last_word
+        if known.seen is None:
             return HostState.SILENT, known.problem or "it has not said yet what runs there", last_word
-        if seen.runtime != self.kind:
-            reason = f"its runtime is {seen.runtime}, and that of this installation is {self.kind}"
-            return HostState.REFUSED, reason, last_word
-        if self._is_other_relay(seen):
-            there, here = ("without", "with") if seen.is_insecure else ("with", "without")
-            reason = f"its relay is {there} TLS, and this head {here}: join it anew with the head's join file of today"
-            return HostState.REFUSED, reason, last_word
-        if abs(seen.schema_version - HOSTS_VERSION) > 1:
-            versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"
-            return HostState.REFUSED, f"{versions}: give both the same version of Roundhouse", last_word
         heard_at = last_word
         if known.problem is not None and not carried.is_excused and not self._is_overdue(carried):
             # Where the host is heard and does not say what runs there, that is not known either.
@@ -507,6 +499,22 @@ class ClusterRuntime:
         if is_silent(heard_at, known.problem is not None, now, self._carrier.heartbeat_s):
             return HostState.SILENT, known.problem, heard_at
         return HostState.READY, None, heard_at
+
+    def _find_refusal(self, carried: CarriedHost, known: _KnownHost) -> str | None:
+        """Return why the host may not be used, as known last; None: it may."""
+        if carried.refusal is not None or known.is_refused:
+            return carried.refusal or known.problem
+        if (seen := known.seen) is None:
+            return None
+        if seen.runtime != self.kind:
+            return f"its runtime is {seen.runtime}, and that of this installation is {self.kind}"
+        if self._is_other_relay(seen):
+            there, here = ("without", "with") if seen.is_insecure else ("with", "without")
+            return f"its relay is {there} TLS, and this head {here}: join it anew with the head's join file of today"
+        if abs(seen.schema_version - HOSTS_VERSION) > 1:
+            versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"
+            return f"{versions}: give both the same version of Roundhouse"
+        return None
 
     def _list_gpus(self, host: str) -> tuple[Gpu, ...] | None:
         seen = self._hosts[host].seen
@@ -733,19 +741,23 @@ class ClusterRuntime:
         await self._open()
         try:
             seen = await self._ask(name, "observe", ObserveRequest(), HostObservation, ROUND_WAIT_S)
-        except HostSilentError as error:
-            problem = str(error)
+        except (HostSilentError, HostRefusedError) as error:
+            if name not in self._hosts:
+                raise
+            problem, is_refused = str(error).removeprefix(f"host {name}: "), isinstance(error, HostRefusedError)
         else:
             if seen.replicas is not None:
                 words = "drain it, and end Roundhouse there, before it is forgotten"
                 raise HostRefusedError(f"host {name} answers: {words}")
-            problem = f"its runtime does not answer: {seen.error}"
+            problem, is_refused = f"its runtime does not answer: {seen.error}", False
         carried = next((each for each in self._list_hosts() if each.name == name), None)
         if carried is not None:
             known = self._hosts[name]
-            known.note_problem(problem)
-            if self._judge_host(carried, known, self._clock())[0] is HostState.READY:
-                raise HostRefusedError(f"host {name} is slow, and its heartbeats arrive: it is not forgotten")
+            known.note_problem(problem, is_refused=is_refused)
+            state = self._judge_host(carried, known, self._clock())[0]
+            if state is not HostState.SILENT:
+                how = "refused" if state is HostState.REFUSED else "slow"
+                raise HostRefusedError(f"host {name} is {how}, and its heartbeats arrive: it is not forgotten")
         await self._carrier.expel(name)
         self._list_hosts()
         log.warning("host %s is forgotten", name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +14,17 @@ import pytest
 from cli.admin_client import AdminClient
 from cli.app import run
 from cli.output import CommandError, ExitCode
-from cli.up import command
-from cli.up.hosts import ControllerRegister
+from cli.up import command, hosts
+from cli.up.hosts import RAY_ENDS, ControllerRegister, JoinRun, LeaveRun, prepare_head
 from cli.up.service import render_unit
+from cli.up.supervisor import MARK_ENV, Announcer, ChildSpec, mark_variables
 from controller.runtimes.cluster.door import DoorError
-from controller.runtimes.cluster.material import ensure_material
+from controller.runtimes.cluster.host_actor import JOIN_VARIABLE
+from controller.runtimes.cluster.material import HostCredentials, Membership, ensure_material
+from controller.runtimes.cluster.ray_node import EXIT_REFUSED, build_environment
 from controller.runtimes.cluster.runtime import NO_HOST
 from controller.settings import load_settings
+from controller.state_dir import IDENTITY_NAME
 from tests.unit.cli.service.test_install import USER_UNIT
 
 
@@ -98,3 +105,53 @@ async def test_a_head_that_never_heard_a_host_lets_the_first_one_in(monkeypatch:
     with pytest.raises(DoorError) as refused:
         await register.list_hosts()
     assert refused.value.is_passing
+
+
+def test_what_ray_starts_does_not_count_as_the_program_that_started_ray(tmp_path: Path) -> None:
+    environment = {MARK_ENV: "ray node:1:2", "RAY_ADDRESS": "x", "LANG": "C"}
+    built = build_environment(environment, HostCredentials.in_state(tmp_path), is_insecure=True)
+    assert {"LANG"} == environment.keys() & built.keys()
+
+
+@pytest.mark.parametrize("way", ["down", "leave"])
+async def test_the_ray_node_of_a_supervisor_that_was_killed_is_ended(tmp_path: Path, way: str) -> None:
+    settings = load_settings().model_copy(update={"state": tmp_path, "runtime": "process"})
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    environment = {**os.environ, **mark_variables(tmp_path, "ray node")}
+    with subprocess.Popen(argv, env=environment, start_new_session=True) as node:  # noqa: ASYNC220 - it returns at once
+        try:
+            if way == "down":
+                stopped = await command._DownRun(settings, "http://127.0.0.1:1", 5.0).run()
+                assert list(stopped) == [f"ray node (process {node.pid})"]
+            else:
+                member = Membership(head="127.0.0.1:1", name="b", address="127.0.0.1")
+                assert await LeaveRun(settings, member, lambda _: None).run(0, is_drained=False) == ExitCode.DONE
+            assert node.poll() is not None
+        finally:
+            node.kill()
+
+
+async def test_a_join_that_is_refused_ends_no_engines_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def stop_orphans(*_: object, **__: object) -> list[str]:
+        return ["an engine that serves"]
+
+    monkeypatch.setattr(hosts, "stop_orphans", stop_orphans)
+    (tmp_path / IDENTITY_NAME).touch()
+    settings = load_settings().model_copy(update={"state": tmp_path})
+    spec = ChildSpec("ray node", (sys.executable, "-c", f"exit({EXIT_REFUSED})"), os.environ, RAY_ENDS)
+    assert await JoinRun(settings, [spec], Announcer(as_json=False), ends_engines=True).run() == ExitCode.FAILED
+    err = capfd.readouterr().err
+    assert err.splitlines()[-1] == "roundhouse: stopped; engines go on, and `roundhouse down` ends them"
+
+
+def test_each_start_of_a_head_is_a_join_of_its_own_host(tmp_path: Path) -> None:
+    settings = load_settings().model_copy(
+        update={"state": tmp_path, "runtime": "process", "hosts": ("ray:127.0.0.1:8093",)}
+    )
+    setups = [
+        prepare_head(settings, "a", Announcer(as_json=False), has_engines=True, is_insecure=False) for _ in range(2)
+    ]
+    first, second = (setup.specs[-1].env.get(JOIN_VARIABLE, "") for setup in setups)
+    assert "" != first != second

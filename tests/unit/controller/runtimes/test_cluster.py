@@ -531,6 +531,38 @@ async def test_only_a_silent_host_is_forgotten(cluster: Cluster) -> None:
     assert (await cluster.host("b")).state is HostState.READY
 
 
+@pytest.mark.parametrize("by_carrier", [False, True])
+async def test_a_refused_host_that_dies_is_silent_and_can_be_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, by_carrier: bool
+) -> None:
+    reason = "its runtime is docker, and that of this installation is fake"
+    if by_carrier:
+        listed, reason = cluster.carrier.list_hosts, "it has the state folder of another"
+        monkeypatch.setattr(
+            cluster.carrier,
+            "list_hosts",
+            lambda: tuple(replace(each, refusal=reason if each.name == "b" else None) for each in listed()),
+        )
+
+        asked = cluster.carrier.call
+
+        async def call(host: str, method: str, payload: bytes, deadline_s: float) -> bytes:
+            if host == "b":
+                raise HostRefusedError(f"host {host}: {reason}")
+            return await asked(host, method, payload, deadline_s)
+
+        monkeypatch.setattr(cluster.carrier, "call", call)
+    else:
+        cluster.fakes["b"].kind = "docker"
+    assert (await cluster.host("b")).state is HostState.REFUSED
+    with pytest.raises(HostRefusedError, match=r"host b (answers|is refused, and its heartbeats arrive)"):
+        await cluster.runtime.expel_host("b")
+    await cluster.silence("b")
+    assert (await cluster.host("b")).reason == f"it does not answer; before, it was refused: {reason}"
+    await cluster.runtime.expel_host("b")
+    assert [each.name for each in await cluster.runtime.read_hosts()] == ["a"]
+
+
 async def test_the_end_leaves_what_cannot_be_reached_and_names_the_host(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

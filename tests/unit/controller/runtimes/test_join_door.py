@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from contract.hosts import HOSTS_VERSION
+from controller.runtimes.cluster import door
 from controller.runtimes.cluster.door import (
     Door,
     DoorError,
@@ -75,8 +76,8 @@ def test_a_host_that_does_not_fit_is_told_why(changes: dict[str, object], words:
 class FakeRegister:
     """A controller that lists these hosts, and of which `b` has two engines left."""
 
-    def __init__(self, hosts: Iterable[KnownHost]) -> None:
-        self.hosts = list(hosts)
+    def __init__(self, hosts: list[KnownHost]) -> None:
+        self.hosts = hosts
 
     async def list_hosts(self) -> list[KnownHost]:
         return self.hosts
@@ -104,16 +105,16 @@ def _free_ports() -> int:
 
 
 @asynccontextmanager
-async def _open_door(hosts: Iterable[KnownHost] = ()) -> AsyncIterator[tuple[int, list[str]]]:
+async def _open_door(hosts: list[KnownHost] | None = None) -> AsyncIterator[tuple[int, list[str]]]:
     """Yield the port of a head's Ray, and what its operator is told."""
     said: list[str] = []
     port = _free_ports()
 
     facts = HeadFacts("abc", "127.0.0.1", port, "process", "2.60.0", "3.11.7", is_insecure=True)
-    asked = FakeRegister(hosts)
+    asked = FakeRegister([] if hosts is None else hosts)
     register = HostRegister(asked.list_hosts, asked.drain_host, asked.remove_host)
-    door = Door(facts, TOKEN, register=register, clock=lambda: NOW, say=said.append)
-    server = await door.serve()
+    made = Door(facts, TOKEN, register=register, clock=lambda: NOW, say=said.append)
+    server = await made.serve()
     async with server:
         yield port, said
 
@@ -134,6 +135,47 @@ async def test_of_two_of_one_name_the_second_is_refused_before_the_controller_kn
         None,
         "there is a host b at 10.0.0.2 already, and it is joining: choose another --name",
     )
+
+
+async def test_a_name_is_held_until_the_controller_knows_it_or_a_minute_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = HOST.model_copy(update={"address": "10.0.0.9"})
+    hosts: list[KnownHost] = []
+    async with _open_door(hosts) as (port, _):
+        await ask_door("127.0.0.1", port, TOKEN, HOST)
+        hosts.append(B)
+        await ask_door("127.0.0.1", port, TOKEN, HOST.model_copy(update={"name": "c"}))
+        hosts.clear()  # it is forgotten
+        assert (await ask_door("127.0.0.1", port, TOKEN, moved)).refusal is None
+        monkeypatch.setattr(door, "JOINING_S", 0.0)
+        await ask_door("127.0.0.1", port, TOKEN, moved)
+        assert (await ask_door("127.0.0.1", port, TOKEN, HOST)).refusal is None
+
+
+async def test_a_question_that_is_given_up_holds_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def find_unreached(*_: object) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    register = FakeRegister([])
+    own = Door(
+        HEAD,
+        TOKEN,
+        register=HostRegister(register.list_hosts, register.drain_host, register.remove_host),
+        clock=lambda: NOW,
+        say=lambda _: None,
+    )
+    monkeypatch.setattr(Door, "_find_unreached", find_unreached)
+    asking = asyncio.create_task(own._decide(HOST))
+    await asked.wait()
+    asking.cancel()
+    await asyncio.wait({asking})
+    monkeypatch.undo()
+    assert (await own._decide(HOST.model_copy(update={"address": "10.0.0.9"}))).refusal is None
 
 
 async def test_a_port_that_the_head_cannot_reach_is_named_on_both_sides() -> None:

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from controller.runtimes.cluster import ray_carrier
+from controller.runtimes.cluster import bridge, ray_carrier
 from controller.runtimes.cluster.carrier import CarrierDownError, HostRefusedError, HostSilentError
 from controller.runtimes.cluster.host_actor import KEPT_BYTES, LOCK_NAME, HostActor
 from controller.runtimes.cluster.host_service import HostService
@@ -47,6 +48,75 @@ async def test_a_request_outlives_the_bridge_and_is_asked_with_the_same_key(tmp_
         assert second.rpartition(b"-")[0] == first.rpartition(b"-")[0]
         with pytest.raises(HostSilentError, match=r"host a does not answer within 0\.05 s"):
             await carrier.call("a", "wait", b"{}", 0.05)
+
+
+async def test_a_request_that_is_given_up_is_withdrawn(tmp_path: Path) -> None:
+    async with carrying(tmp_path, "hosts") as carrier:
+        asking = asyncio.create_task(carrier.call("a", "wait", b"{}", 60))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await carrier.call("a", "look", b"{}", 5)
+        assert (tmp_path / "withdrawn").read_text() == "1"
+
+
+class FakeRay:
+    """The module, with no node; `kill` fails."""
+
+    exceptions = SimpleNamespace(RayError=OSError, ActorDiedError=ConnectionError)
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "n")
+
+    def nodes(self) -> list[Any]:
+        return []
+
+    def kill(self, actor: Any) -> None:
+        raise OSError("")
+
+
+async def test_the_bridge_no_longer_delivers_what_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    async def answer_request(_: object, request: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request["id"])
+
+    monkeypatch.setattr(bridge.Bridge, "answer_request", answer_request)
+    connecting: asyncio.Task[Any] = asyncio.create_task(asyncio.sleep(0, FakeRay()))
+    reader = asyncio.StreamReader()
+    for frame in ({"id": 1}, {"id": 2}, {"withdraw": 2}, {"withdraw": 3}):
+        reader.feed_data(bridge.pack_frame(frame))
+    sent: list[Any] = []
+    serving = asyncio.create_task(bridge._serve(connecting, {"instance": "i", "heartbeat_s": 1}, reader, sent.append))
+    await until("it is withdrawn", lambda: bool(ended))
+    reader.feed_eof()
+    await serving
+    assert ended == [2]
+
+
+async def test_a_host_is_followed_whatever_ray_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[Exception] = [TimeoutError(), OSError("")]
+    again = asyncio.Event()
+
+    async def open_host(_: object, host: Any) -> None:
+        host.is_open = True
+        if problems:
+            raise problems.pop(0)
+        again.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(bridge.Bridge, "_open_host", open_host)
+    monkeypatch.setattr(bridge, "AGAIN_S", 0.0)
+    made = bridge.Bridge(FakeRay(), "i", 1.0, lambda _: None)
+    following = asyncio.create_task(made._follow_host(bridge._Host("n")))
+    waiting = asyncio.create_task(again.wait())
+    await asyncio.wait({following, waiting}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert again.is_set()
+    following.cancel()
+    await asyncio.wait({following})
 
 
 async def test_hosts_are_not_silent_for_a_bridge_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +194,12 @@ async def test_an_actor_opens_its_host_once_for_one_installation(host: Path, mon
     assert (hello["name"], hello["labels"], hello["refusal"]) == ("b", {"disk": "fast", "room": "2"}, None)
     assert "OMP_NUM_THREADS" not in os.environ
     assert await _open(actor) == hello
-    refusal = (await _open(HostActor()))["refusal"]
+    other = HostActor()
+    refusal = (await _open(other))["refusal"]
     assert refusal == f"another host has the same state folder, {host}: give each its own"
+    monkeypatch.setattr("controller.runtimes.cluster.host_actor.LOCK_WAIT_S", 60.0)
+    async with asyncio.timeout(2):  # it waits no longer, so that its heartbeats arrive
+        assert (await _open(other))["refusal"] == refusal
     assert (host / LOCK_NAME).stat().st_mode & 0o777 == 0o600
 
 
