@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx2
 import psutil
 import pytest
@@ -27,6 +28,8 @@ from common.host_tls import HostContexts
 from contract.hosts import EngineTls
 from contract.routing import Endpoint, RoutingTable, Stamp
 from contract.tools import McpServerRoute
+from controller.engines.base import Probe
+from controller.observe.prober import Prober, ProbeTarget
 from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES
 from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import (
@@ -346,6 +349,18 @@ async def test_metrics_and_mcp_servers_are_asked_through_it(site: RelaySite) -> 
         )
         async with httpx2.AsyncClient(transport=transport) as client:
             assert (await client.post(f"{where.base_url}/mcp")).text == "ok"
+
+
+async def test_a_probe_asks_for_the_chat_template_through_it(site: RelaySite) -> None:
+    async with scripted() as served, aiohttp.ClientSession() as session:
+        (there,) = await site.publish(replica("rh-1", served.port))
+        where = site.endpoint(there)
+        probe = Probe("/health", "", {}, figure_paths=(), template_path="/apply-template")
+        prober = Prober(session, interval_s=0.1, timeout_s=5, wake=lambda: None, clock=time.time)
+        prober.track_targets({"m-0": ProbeTarget(where.base_url, probe, tls=where.tls)})
+        await prober.wait_for_first_round()
+        assert prober.get_health("m-0").system_first is False, "it answered"
+        await prober.close()
 
 
 def test_an_endpoint_without_a_relay_says_nothing_of_one() -> None:
