@@ -12,11 +12,13 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import httpx2
@@ -25,12 +27,13 @@ import pytest
 
 from assistant.tools.mcp_client.bounded_transport import BoundedTransport, RunningCalls
 from common.host_tls import HostContexts
+from common.host_tls import is_cut_off as is_cut_off_for_gateways
 from contract.hosts import EngineTls
 from contract.routing import Endpoint, RoutingTable, Stamp
 from contract.tools import McpServerRoute
 from controller.engines.base import Probe
 from controller.observe.prober import Prober, ProbeTarget
-from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES
+from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES, is_cut_off, keep_watch
 from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import (
     RelayKeeper,
@@ -264,6 +267,22 @@ async def test_handshakes_that_stand_still_keep_nobody_out(site: RelaySite) -> N
                 assert await early.read() == b"", "the oldest gave way"
         for _, each in idle:
             each.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("retransmits", "probes", "last_ack_ms", "is_cut"),
+    [(1, 0, 20_001, True), (0, 2, 20_001, True), (1, 0, 20_000, False), (0, 1, 90_000, False), (0, 0, 90_000, False)],
+)
+def test_a_peer_that_answers_nothing_is_cut_off_and_one_that_does_not_read_is_not(
+    retransmits: int, probes: int, last_ack_ms: int, is_cut: bool
+) -> None:
+    info = bytes([1, 0, retransmits, probes]) + bytes(52) + last_ack_ms.to_bytes(4, sys.byteorder)
+    assert is_cut_off(info) is is_cut
+    assert is_cut_off_for_gateways(cast("socket.socket", SimpleNamespace(getsockopt=lambda *_: info))) is is_cut
+    with socket.socket() as watched:
+        keep_watch(watched)
+        assert watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0, "it ends those that do not read"
+        assert len(watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)) == 60
 
 
 async def test_hundreds_of_connections_pipe_at_once(site: RelaySite) -> None:
