@@ -1,5 +1,5 @@
-"""Connections to engines: each writes requests, parses answers and calls listeners, without tasks, and without timers but
-one that watches a relay.
+"""Connections to engines: each writes requests, parses answers and calls listeners, without tasks or timers, but for
+the one that watches a relay.
 
 `ConnectionPool` keeps idle ones open for later requests.
 """

@@ -98,9 +98,11 @@ class _EngineSide(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
+        self._client.is_engine_full = True
         self._client.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self._client.is_engine_full = False
         self._client.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -124,6 +126,8 @@ class _ClientSide(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
         """What arrived before the engine was connected."""
+        self.is_engine_full = False
+        """Whether the engine must read before more is passed on."""
         self._is_shaking = self._tls is not None
         self._has_ended_request = self._has_ended_answer = False
 
@@ -194,6 +198,7 @@ class _ClientSide(asyncio.Protocol):
     def _pass_on(self, data: bytes) -> None:
         if self._engine is None:
             self._early.append(data)
+            self.transport.pause_reading()  # without TLS, reading began after `connection_made`
         else:
             self._engine.write(data)
 
@@ -249,7 +254,8 @@ class _ClientSide(asyncio.Protocol):
         self._early.clear()
         if self._has_ended_request:
             engine.write_eof()
-        self.transport.resume_reading()
+        if not self.is_engine_full:
+            self.transport.resume_reading()
 
     def send(self, data: bytes) -> None:
         """Send the next bytes of the answer."""

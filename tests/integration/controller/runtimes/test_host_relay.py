@@ -235,6 +235,30 @@ async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site:
         await until("the engine sees the end", lambda: one.ends)
 
 
+@pytest.mark.parametrize("accepts", [False, True])
+async def test_without_tls_a_sender_is_held_from_the_first_byte(tmp_path: Path, accepts: bool) -> None:
+    """`accepts`: the engine's kernel does, and takes little. Else the connection to it is not made."""
+    site, sent = RelaySite(tmp_path, is_insecure=True), 0
+    async with running(site):
+        with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(100 if accepts else 0)
+            if not accepts:
+                for each in (first, second):  # these are all that wait there
+                    each.setblocking(False)
+                    each.connect_ex(listener.getsockname())
+            await site.publish(replica("rh-1", listener.getsockname()[1]))
+            _, writer = await until("its port is open", lambda: connect(site.port + 1))
+            with contextlib.suppress(TimeoutError):
+                while sent < 80_000_000:
+                    writer.write(bytes(1_000_000))
+                    await asyncio.wait_for(writer.drain(), 0.3)
+                    sent += 1_000_000
+            assert sent < 40_000_000
+            writer.transport.abort()
+
+
 async def test_another_keeper_finds_the_relay_and_a_new_certificate_ends_it(site: RelaySite, tmp_path: Path) -> None:
     async with engine() as one:
         (there,) = await site.publish(replica("rh-1", one.port))
