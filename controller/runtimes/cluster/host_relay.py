@@ -19,7 +19,6 @@ import contextlib
 import json
 import logging
 import resource
-import signal
 import socket
 import ssl
 import sys
@@ -311,23 +310,19 @@ class Relay:
         self._peers_seen_at = time.monotonic()
         self._servers: dict[int, asyncio.Server] = {}
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until the table is gone; or until it, or `stop`, says that another one serves from now on, and all
-        connections have ended."""
+    async def serve(self) -> None:
+        """Serve until the table is gone; or until it says that another one serves from now on, and all connections
+        have ended."""
         assert self._first is not None
         loop, listens = asyncio.get_running_loop(), self._first.listens
         self._servers[listens["port"]] = await loop.create_server(
             lambda: self._accept(None), sock=self._listener, backlog=BACKLOG
         )
         log.info("listening on %s:%s", listens["address"], listens["port"])
-        while not stop.is_set():
-            table = self._look()
-            if table is None or table.listens != listens:
-                break
+        while (table := self._look()) is not None and table.listens == listens:
             if self.context is None:
                 await self._listen_ports(table)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), LOOK_S)
+            await asyncio.sleep(LOOK_S)
             self._give_up_clients()
         for server in self._servers.values():
             server.close()
@@ -462,9 +457,7 @@ def _open_context(listens: dict[str, Any], choose: Any) -> ssl.SSLContext | None
 
 
 async def _main(path: Path, listener: socket.socket) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await Relay(path, listener).serve(stop)
+    await Relay(path, listener).serve()
 
 
 def main() -> int:

@@ -183,6 +183,18 @@ async def test_the_end_of_a_host_ends_its_relay_with_what_is_open(tmp_path: Path
         await until("it has ended", lambda: site.pid() is None)
 
 
+async def test_a_relay_that_somebody_ends_is_started_again_and_keeps_nobody_out(site: RelaySite) -> None:
+    async with engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        reader, _ = await site.open(there.tls)
+        pid = site.pid()
+        os.kill(pid or 0, signal.SIGTERM)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 2) == b"", "it serves what was open no longer"
+        await until("another one serves", lambda: site.pid() not in (None, pid))
+        await until("it answers", site.is_up)
+
+
 async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
     """Of TLS the same, by its own end; Python's streams cannot send that alone."""
     site = RelaySite(tmp_path, is_insecure=True)
