@@ -42,7 +42,7 @@ CONNECT_S: Final = 5.0
 BACKLOG: Final = 4096
 """Connections that wait until they are accepted, at most; a further one is tried again by its kernel after a second."""
 LINGER_S: Final = 10.0
-"""Seconds that a client may keep its side open after the engine has closed."""
+"""Seconds that a client may keep its side open after the engine has closed, and longer while it reads."""
 RETIRED_S: Final = 3600.0
 """Seconds after which one that no longer listens cuts the connections that it still has."""
 LOOK_S: Final = 0.2
@@ -277,7 +277,13 @@ class _ClientSide(asyncio.Protocol):
             self.transport.close()
         else:
             self.transport.write_eof()
-            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
+            asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
+
+    def _stop_lingering(self) -> None:
+        if self.transport.get_write_buffer_size():  # a slow client has yet to take the answer
+            asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
+        else:
+            self.transport.abort()
 
     def lose_engine(self) -> None:
         """Close the client's connection once it has what the engine sent. Without the end that TLS has, it sees an

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import aiohttp
 import httpx2
@@ -33,7 +34,7 @@ from contract.routing import Endpoint, RoutingTable, Stamp
 from contract.tools import McpServerRoute
 from controller.engines.base import Probe
 from controller.observe.prober import Prober, ProbeTarget
-from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES, is_cut_off, keep_watch
+from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES, Relay, _ClientSide, is_cut_off, keep_watch
 from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import (
     RelayKeeper,
@@ -223,6 +224,21 @@ async def test_tls_ends_in_one_direction_at_a_time(site: RelaySite) -> None:
         assert await asyncio.to_thread(ask_and_end, site, there.tls, b"question") == b"answer" * 100_000
         assert one.taken == [b"question"]
         assert one.ends == ["end"]
+
+
+async def test_a_slow_client_gets_the_end_of_an_answer_after_the_engine_has_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.host_relay.LINGER_S", 0.01)
+    transport = MagicMock(spec=asyncio.Transport)
+    transport.get_write_buffer_size.return_value = 1
+    client = _ClientSide(cast("Relay", SimpleNamespace(context=None)), ("127.0.0.1", 1))
+    client.transport = transport
+    client.end_answer()
+    await asyncio.sleep(0.05)
+    transport.abort.assert_not_called()
+    transport.get_write_buffer_size.return_value = 0
+    await until("it ends one that stays without a reason", lambda: transport.abort.called)
 
 
 async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site: RelaySite) -> None:
