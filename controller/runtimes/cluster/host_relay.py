@@ -314,14 +314,15 @@ class Relay:
         self._shaking: dict[_ClientSide, float] = {}
         """When each handshake under way has begun, the oldest first."""
         self._peers_seen_at = time.monotonic()
-        self._servers: dict[int, asyncio.Server] = {}
+        self._servers: dict[tuple[int, str | None], asyncio.Server] = {}
+        """By port, and the server name of its replica; None: the relay's own port."""
 
     async def serve(self) -> None:
         """Serve until the table is gone; or until it says that another one serves from now on, and all connections
         have ended."""
         assert self._first is not None
         loop, listens = asyncio.get_running_loop(), self._first.listens
-        self._servers[listens["port"]] = await loop.create_server(
+        self._servers[listens["port"], None] = await loop.create_server(
             lambda: self._accept(None), sock=self._listener, backlog=BACKLOG
         )
         log.info("listening on %s:%s", listens["address"], listens["port"])
@@ -340,16 +341,16 @@ class Relay:
             client.transport.abort()
 
     async def _listen_ports(self, table: Table) -> None:
-        for port in self._servers.keys() - table.ports.keys() - {table.listens["port"]}:
-            self._servers.pop(port).close()
-        for port in table.ports.keys() - self._servers.keys():
-            accept = partial(self._accept, table.ports[port])
+        for key in self._servers.keys() - table.ports.items() - {(table.listens["port"], None)}:
+            self._servers.pop(key).close()
+        for port, name in table.ports.items() - self._servers.keys():
+            accept = partial(self._accept, name)
             try:
-                self._servers[port] = await asyncio.get_running_loop().create_server(
+                self._servers[port, name] = await asyncio.get_running_loop().create_server(
                     accept, table.listens["address"], port, reuse_address=True, reuse_port=True, backlog=BACKLOG
                 )
             except OSError as error:  # it is tried again
-                log.warning("%s: %s", table.ports[port], error)
+                log.warning("%s: %s", name, error)
 
     def _accept(self, name: str | None) -> asyncio.Protocol:
         if self.context is not None:

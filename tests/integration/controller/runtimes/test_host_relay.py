@@ -27,6 +27,7 @@ import psutil
 import pytest
 
 from assistant.tools.mcp_client.bounded_transport import BoundedTransport, RunningCalls
+from common.atomic_write import write_atomic
 from common.host_tls import HostContexts
 from common.host_tls import is_cut_off as is_cut_off_for_gateways
 from contract.hosts import EngineTls
@@ -215,6 +216,36 @@ async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
         (third,) = await later.publish([replica("rh-3", one.port)])
         assert third.base_url == f"http://{HOST}:{site.port + 3}", "not one that was just given back"
         await later.close()
+        latest = RelayKeeper(relay_folder(tmp_path), "b", HOST, site.port, None)
+        (fourth,) = await latest.publish([replica("rh-4", one.port)])
+        assert fourth.base_url == f"http://{HOST}:{site.port + 4}", "not that of the keeper before, either"
+        await latest.close()
+
+
+async def test_a_port_that_another_replica_gets_reaches_that_one(tmp_path: Path) -> None:
+    own_port, path = free_port(), tmp_path / "relay.json"
+
+    def publish(name: str, port: int) -> None:
+        listens = {"address": HOST, "port": 1, "authority": None}
+        content = json.dumps({**listens, "replicas": {name: ("127.0.0.1", port, own_port)}})
+        write_atomic(path, content.encode(), durable=False)
+
+    async with engine() as one, engine() as two:
+        publish("rh-1", one.port)
+        serving = asyncio.create_task(Relay(path, socket.create_server((HOST, 0))).serve())
+        _, writer = await until("it listens", lambda: connect(own_port))
+        publish("rh-2", two.port)
+
+        async def reaches_two() -> bool:
+            if opened := await connect(own_port):
+                opened[1].close()
+            return two.connections > 0
+
+        await until("it leads to the other one", reaches_two)
+        assert one.connections == 1
+        writer.close()
+        path.unlink()
+        await serving
 
 
 async def test_tls_ends_in_one_direction_at_a_time(site: RelaySite) -> None:
