@@ -368,6 +368,30 @@ def test_a_peer_that_answers_nothing_is_cut_off_and_one_that_does_not_read_is_no
         assert len(watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)) == 60
 
 
+async def test_gateway_and_relay_end_what_is_cut_off(
+    site: RelaySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scripted(script(b"", "stall")) as served, client_of() as client:
+        monkeypatch.setattr("gateway.upstream.connection.PEER_LOOK_S", 0.02)
+        (there,) = await site.publish(replica("rh-1", served.port))
+        got = post(client, site.endpoint(there))
+        await until("the engine is asked", lambda: served.requests)
+        monkeypatch.setattr("gateway.upstream.connection.is_cut_off", lambda _: True)
+        assert await got.outcome() == "EngineBrokenError"
+    monkeypatch.setattr("controller.runtimes.cluster.host_relay.PEERS_LOOK_S", 0)
+    monkeypatch.setattr("controller.runtimes.cluster.host_relay.is_cut_off", lambda _: True)
+    path, own_port = tmp_path / "relay.json", free_port()
+    async with engine() as one:
+        names = {"rh-1": ("127.0.0.1", one.port, own_port)}
+        path.write_text(json.dumps({"address": HOST, "port": 1, "authority": None, "replicas": names}))
+        serving = asyncio.create_task(Relay(path, socket.create_server((HOST, 0))).serve())
+        reader, _ = await until("it listens", lambda: connect(own_port))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        path.unlink()
+        await serving
+
+
 async def test_hundreds_of_connections_pipe_at_once(site: RelaySite) -> None:
     async with engine() as one:
         (there,) = await site.publish(replica("rh-1", one.port))

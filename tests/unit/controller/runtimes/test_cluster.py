@@ -360,7 +360,7 @@ async def test_a_host_is_never_ready_while_its_relay_is_tried(tmp_path: Path, mo
     relay = RelayKeeper(tmp_path, "a", "127.0.0.1", mute.sockets[0].getsockname()[1], None)
     service = HostService(FakeRuntime(time.time), relay=relay)
     runtime = ClusterRuntime(LocalCarrier({"a": service}, heartbeat_s=BEAT_S), kind="fake")
-    states = []
+    states: list[HostState] = []
     async with mute, closing(runtime):
         while len(states) < 20:
             with contextlib.suppress(RuntimeUnavailableError):  # before its first word
