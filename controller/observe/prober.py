@@ -373,9 +373,8 @@ class Prober:
         )
 
     async def _post(self, target: ProbeTarget, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        async with self._session.post(
-            target.base_url + path, json=body, headers=_headers(target), timeout=self._timeout
-        ) as answer:
+        url, tls = target.base_url + path, self._contexts.list_options(target.tls)
+        async with self._session.post(url, json=body, headers=_headers(target), timeout=self._timeout, **tls) as answer:
             return answer.status, await _read_text(answer)
 
     async def _get(self, target: ProbeTarget, path: str) -> tuple[int, str]:

@@ -236,6 +236,7 @@ class EngineClient:
                     reached = await reach_relay(host, port)
                 name = through.server_name
                 await loop.create_connection(lambda: connection, sock=reached, ssl=context, server_hostname=name)
+                connection.watch_peer()
         except BaseException:
             connection.give_up()
             raise

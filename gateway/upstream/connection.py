@@ -1,4 +1,5 @@
-"""Connections to engines: each writes requests, parses answers and calls listeners, without tasks or timers.
+"""Connections to engines: each writes requests, parses answers and calls listeners, without tasks or timers, but for
+the one that watches a relay.
 
 `ConnectionPool` keeps idle ones open for later requests.
 """
@@ -13,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from common.host_tls import is_cut_off
 from common.processes import without_tracebacks
 from common.unread_input import read_unread
 from gateway.upstream.target import Address
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_S = 60.0
 """Seconds without a request after which a connection is closed, at the latest; at the earliest after half of them."""
+PEER_LOOK_S = 5.0
+"""Seconds between two looks whether a relay is still reached."""
 KEEP_PER_ORIGIN = 256
 """Idle connections that are kept per origin."""
 
@@ -445,6 +449,16 @@ class EngineConnection(asyncio.Protocol):
         self._is_lost = True
         self._unsent_parts.clear()
         self._transport.abort()
+
+    def watch_peer(self) -> None:
+        """Abort the connection once the other machine is no longer reached, which is looked at until it is lost."""
+        if self._is_lost:
+            return
+        if is_cut_off(self._transport.get_extra_info("socket")):
+            self._pool.withdraw_idle(self)
+            self.abort()
+        else:
+            asyncio.get_running_loop().call_later(PEER_LOOK_S, self.watch_peer)
 
     # From the transport
 

@@ -19,7 +19,6 @@ import contextlib
 import json
 import logging
 import resource
-import signal
 import socket
 import ssl
 import sys
@@ -43,11 +42,15 @@ CONNECT_S: Final = 5.0
 BACKLOG: Final = 4096
 """Connections that wait until they are accepted, at most; a further one is tried again by its kernel after a second."""
 LINGER_S: Final = 10.0
-"""Seconds that a client may keep its side open after the engine has closed."""
+"""Seconds that a client may keep its side open after the engine has closed, and longer while it reads."""
 RETIRED_S: Final = 3600.0
 """Seconds after which one that no longer listens cuts the connections that it still has."""
 LOOK_S: Final = 0.2
 """Seconds between two looks at the table while nobody connects."""
+PEERS_LOOK_S: Final = 5.0
+"""Seconds between two looks whether clients are still reached."""
+SILENT_MS: Final = 20_000
+"""Milliseconds without a word of a client's kernel, while something is sent to it again and again, that end it."""
 _READ_BYTES: Final = 65536
 Address: TypeAlias = tuple[str, int]
 
@@ -94,9 +97,11 @@ class _EngineSide(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
+        self._client.is_engine_full = True
         self._client.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self._client.is_engine_full = False
         self._client.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -120,6 +125,8 @@ class _ClientSide(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
         """What arrived before the engine was connected."""
+        self.is_engine_full = False
+        """Whether the engine must read before more is passed on."""
         self._is_shaking = self._tls is not None
         self._has_ended_request = self._has_ended_answer = False
 
@@ -190,6 +197,7 @@ class _ClientSide(asyncio.Protocol):
     def _pass_on(self, data: bytes) -> None:
         if self._engine is None:
             self._early.append(data)
+            self.transport.pause_reading()  # without TLS, reading began after `connection_made`
         else:
             self._engine.write(data)
 
@@ -245,7 +253,8 @@ class _ClientSide(asyncio.Protocol):
         self._early.clear()
         if self._has_ended_request:
             engine.write_eof()
-        self.transport.resume_reading()
+        if not self.is_engine_full:
+            self.transport.resume_reading()
 
     def send(self, data: bytes) -> None:
         """Send the next bytes of the answer."""
@@ -268,7 +277,13 @@ class _ClientSide(asyncio.Protocol):
             self.transport.close()
         else:
             self.transport.write_eof()
-            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
+            asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
+
+    def _stop_lingering(self) -> None:
+        if self.transport.get_write_buffer_size():  # a slow client has yet to take the answer
+            asyncio.get_running_loop().call_later(LINGER_S, self._stop_lingering)
+        else:
+            self.transport.abort()
 
     def lose_engine(self) -> None:
         """Close the client's connection once it has what the engine sent. Without the end that TLS has, it sees an
@@ -298,45 +313,44 @@ class Relay:
         self._clients: set[_ClientSide] = set()
         self._shaking: dict[_ClientSide, float] = {}
         """When each handshake under way has begun, the oldest first."""
-        self._servers: dict[int, asyncio.Server] = {}
+        self._peers_seen_at = time.monotonic()
+        self._servers: dict[tuple[int, str | None], asyncio.Server] = {}
+        """By port, and the server name of its replica; None: the relay's own port."""
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until the table is gone; or until it, or `stop`, says that another one serves from now on, and all
-        connections have ended."""
+    async def serve(self) -> None:
+        """Serve until the table is gone; or until it says that another one serves from now on, and all connections
+        have ended."""
         assert self._first is not None
         loop, listens = asyncio.get_running_loop(), self._first.listens
-        self._servers[listens["port"]] = await loop.create_server(
+        self._servers[listens["port"], None] = await loop.create_server(
             lambda: self._accept(None), sock=self._listener, backlog=BACKLOG
         )
         log.info("listening on %s:%s", listens["address"], listens["port"])
-        while not stop.is_set():
-            table = self._look()
-            if table is None or table.listens != listens:
-                break
+        while (table := self._look()) is not None and table.listens == listens:
             if self.context is None:
                 await self._listen_ports(table)
-            self._give_up_handshakes()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), LOOK_S)
+            await asyncio.sleep(LOOK_S)
+            self._give_up_clients()
         for server in self._servers.values():
             server.close()
         ends_at = time.monotonic() + RETIRED_S
-        while self._clients and self._path.exists() and time.monotonic() < ends_at:  # noqa: ASYNC110 # of three things
+        while self._clients and self._path.exists() and time.monotonic() < ends_at:
             await asyncio.sleep(LOOK_S)
+            self._give_up_clients()
         for client in self._clients:
             client.transport.abort()
 
     async def _listen_ports(self, table: Table) -> None:
-        for port in self._servers.keys() - table.ports.keys() - {table.listens["port"]}:
-            self._servers.pop(port).close()
-        for port in table.ports.keys() - self._servers.keys():
-            accept = partial(self._accept, table.ports[port])
+        for key in self._servers.keys() - table.ports.items() - {(table.listens["port"], None)}:
+            self._servers.pop(key).close()
+        for port, name in table.ports.items() - self._servers.keys():
+            accept = partial(self._accept, name)
             try:
-                self._servers[port] = await asyncio.get_running_loop().create_server(
+                self._servers[port, name] = await asyncio.get_running_loop().create_server(
                     accept, table.listens["address"], port, reuse_address=True, reuse_port=True, backlog=BACKLOG
                 )
             except OSError as error:  # it is tried again
-                log.warning("%s: %s", table.ports[port], error)
+                log.warning("%s: %s", name, error)
 
     def _accept(self, name: str | None) -> asyncio.Protocol:
         if self.context is not None:
@@ -390,13 +404,20 @@ class Relay:
         self._clients.discard(client)
         self._shaking.pop(client, None)
 
-    def _give_up_handshakes(self) -> None:
+    def _give_up_clients(self) -> None:
+        """End handshakes that take too long, and the connections of clients that are no longer reached."""
         now = time.monotonic()
         for client, begun_at in list(self._shaking.items()):
             if now - begun_at < HANDSHAKE_S:
                 break
             del self._shaking[client]
             client.transport.abort()
+        if now - self._peers_seen_at >= PEERS_LOOK_S:
+            self._peers_seen_at = now
+            for client in list(self._clients):
+                connection = client.transport.get_extra_info("socket")
+                if is_cut_off(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)):
+                    client.transport.abort()
 
 
 class _Checked(asyncio.Protocol):
@@ -413,12 +434,19 @@ class _Checked(asyncio.Protocol):
 
 
 def keep_watch(connection: socket.socket) -> None:
-    """Let a connection end within 20 seconds after its peer is no longer reached."""
+    """Let a connection on which nothing is on its way end within 20 seconds after its peer is no longer reached. One on
+    which something is has no such option: TCP_USER_TIMEOUT would end a peer, too, that only does not read."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 4)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+
+
+def is_cut_off(info: bytes) -> bool:
+    """Return whether a peer is no longer reached, by the first 60 bytes of Linux' `tcp_info`: something was sent again,
+    or two probes of a full window were, and nothing came back for 20 seconds. Pure."""
+    retransmits, probes, last_ack_ms = info[2], info[3], int.from_bytes(info[56:60], sys.byteorder)
+    return (retransmits > 0 or probes > 1) and last_ack_ms > SILENT_MS
 
 
 def _open_context(listens: dict[str, Any], choose: Any) -> ssl.SSLContext | None:
@@ -436,9 +464,7 @@ def _open_context(listens: dict[str, Any], choose: Any) -> ssl.SSLContext | None
 
 
 async def _main(path: Path, listener: socket.socket) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await Relay(path, listener).serve(stop)
+    await Relay(path, listener).serve()
 
 
 def main() -> int:

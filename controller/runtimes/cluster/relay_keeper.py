@@ -223,6 +223,7 @@ class RelayKeeper:
             for name, (host, port, own_port) in json.loads(self._path.read_bytes())["replicas"].items():
                 if bool(own_port) is self.is_insecure:
                     self._replicas[name] = (host, port, own_port)
+                    self._last_port = max(self._last_port, own_port)
 
     async def _write_table(self) -> None:
         content = await asyncio.to_thread(self._render_table)

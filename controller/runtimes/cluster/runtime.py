@@ -394,17 +394,19 @@ class ClusterRuntime:
         if seen.replicas is None:
             known.note_problem(f"its runtime does not answer: {seen.error}")
             return
+        problem = None
         try:
-            known.take_word(seen, host, asked_at, self._relay_files)
+            if seen.relay is not None and known.reached_relay != seen.relay and not self._is_other_relay(seen):
+                tls = None if self._relay_files is None else describe_tls(self._relay_files)
+                problem = await check_relay(seen.relay, tls, self._contexts)
+            known.take_word(seen, host, asked_at, self._relay_files)  # only now, for it makes the host ready
         except ValueError as error:  # of a newer version
             known.note_problem(f"what it says cannot be read: {error}".replace("\n", " "), is_refused=True)
             return
-        if seen.relay is not None and known.reached_relay != seen.relay and not self._is_other_relay(seen):
-            tls = None if self._relay_files is None else describe_tls(self._relay_files)
-            if problem := await check_relay(seen.relay, tls, self._contexts):
-                known.note_problem(f"{problem.words}: {problem.remedy}", is_refused=True)
-            else:
-                known.reached_relay = seen.relay
+        if problem is not None:
+            known.note_problem(f"{problem.words}: {problem.remedy}", is_refused=True)
+        elif not self._is_other_relay(seen):
+            known.reached_relay = seen.relay
         known.said_at = time.monotonic()
         if known.said_at - asked_at > ROUND_WAIT_S:
             self._notify()  # no round has waited for it

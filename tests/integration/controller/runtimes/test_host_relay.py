@@ -12,22 +12,30 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
+import aiohttp
 import httpx2
 import psutil
 import pytest
 
 from assistant.tools.mcp_client.bounded_transport import BoundedTransport, RunningCalls
+from common.atomic_write import write_atomic
 from common.host_tls import HostContexts
+from common.host_tls import is_cut_off as is_cut_off_for_gateways
 from contract.hosts import EngineTls
 from contract.routing import Endpoint, RoutingTable, Stamp
 from contract.tools import McpServerRoute
-from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES
+from controller.engines.base import Probe
+from controller.observe.prober import Prober, ProbeTarget
+from controller.runtimes.cluster.host_relay import MOST_HANDSHAKES, Relay, _ClientSide, is_cut_off, keep_watch
 from controller.runtimes.cluster.material import ensure_material, write_credentials
 from controller.runtimes.cluster.relay_keeper import (
     RelayKeeper,
@@ -177,6 +185,18 @@ async def test_the_end_of_a_host_ends_its_relay_with_what_is_open(tmp_path: Path
         await until("it has ended", lambda: site.pid() is None)
 
 
+async def test_a_relay_that_somebody_ends_is_started_again_and_keeps_nobody_out(site: RelaySite) -> None:
+    async with engine() as one:
+        (there,) = await site.publish(replica("rh-1", one.port))
+        reader, _ = await site.open(there.tls)
+        pid = site.pid()
+        os.kill(pid or 0, signal.SIGTERM)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 2) == b"", "it serves what was open no longer"
+        await until("another one serves", lambda: site.pid() not in (None, pid))
+        await until("it answers", site.is_up)
+
+
 async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
     """Of TLS the same, by its own end; Python's streams cannot send that alone."""
     site = RelaySite(tmp_path, is_insecure=True)
@@ -196,6 +216,36 @@ async def test_each_side_may_end_before_the_other(tmp_path: Path) -> None:
         (third,) = await later.publish([replica("rh-3", one.port)])
         assert third.base_url == f"http://{HOST}:{site.port + 3}", "not one that was just given back"
         await later.close()
+        latest = RelayKeeper(relay_folder(tmp_path), "b", HOST, site.port, None)
+        (fourth,) = await latest.publish([replica("rh-4", one.port)])
+        assert fourth.base_url == f"http://{HOST}:{site.port + 4}", "not that of the keeper before, either"
+        await latest.close()
+
+
+async def test_a_port_that_another_replica_gets_reaches_that_one(tmp_path: Path) -> None:
+    own_port, path = free_port(), tmp_path / "relay.json"
+
+    def publish(name: str, port: int) -> None:
+        listens = {"address": HOST, "port": 1, "authority": None}
+        content = json.dumps({**listens, "replicas": {name: ("127.0.0.1", port, own_port)}})
+        write_atomic(path, content.encode(), durable=False)
+
+    async with engine() as one, engine() as two:
+        publish("rh-1", one.port)
+        serving = asyncio.create_task(Relay(path, socket.create_server((HOST, 0))).serve())
+        _, writer = await until("it listens", lambda: connect(own_port))
+        publish("rh-2", two.port)
+
+        async def reaches_two() -> bool:
+            if opened := await connect(own_port):
+                opened[1].close()
+            return two.connections > 0
+
+        await until("it leads to the other one", reaches_two)
+        assert one.connections == 1
+        writer.close()
+        path.unlink()
+        await serving
 
 
 async def test_tls_ends_in_one_direction_at_a_time(site: RelaySite) -> None:
@@ -205,6 +255,21 @@ async def test_tls_ends_in_one_direction_at_a_time(site: RelaySite) -> None:
         assert await asyncio.to_thread(ask_and_end, site, there.tls, b"question") == b"answer" * 100_000
         assert one.taken == [b"question"]
         assert one.ends == ["end"]
+
+
+async def test_a_slow_client_gets_the_end_of_an_answer_after_the_engine_has_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.host_relay.LINGER_S", 0.01)
+    transport = MagicMock(spec=asyncio.Transport)
+    transport.get_write_buffer_size.return_value = 1
+    client = _ClientSide(cast("Relay", SimpleNamespace(context=None)), ("127.0.0.1", 1))
+    client.transport = transport
+    client.end_answer()
+    await asyncio.sleep(0.05)
+    transport.abort.assert_not_called()
+    transport.get_write_buffer_size.return_value = 0
+    await until("it ends one that stays without a reason", lambda: transport.abort.called)
 
 
 async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site: RelaySite) -> None:
@@ -227,6 +292,30 @@ async def test_a_slow_reader_holds_the_engine_and_a_slow_engine_the_sender(site:
         writer.transport.abort()
         del reader
         await until("the engine sees the end", lambda: one.ends)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+async def test_without_tls_a_sender_is_held_from_the_first_byte(tmp_path: Path, accepts: bool) -> None:
+    """`accepts`: the engine's kernel does, and takes little. Else the connection to it is not made."""
+    site, sent = RelaySite(tmp_path, is_insecure=True), 0
+    async with running(site):
+        with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(100 if accepts else 0)
+            if not accepts:
+                for each in (first, second):  # these are all that wait there
+                    each.setblocking(False)
+                    each.connect_ex(listener.getsockname())
+            await site.publish(replica("rh-1", listener.getsockname()[1]))
+            _, writer = await until("its port is open", lambda: connect(site.port + 1))
+            with contextlib.suppress(TimeoutError):
+                while sent < 80_000_000:
+                    writer.write(bytes(1_000_000))
+                    await asyncio.wait_for(writer.drain(), 0.3)
+                    sent += 1_000_000
+            assert sent < 40_000_000
+            writer.transport.abort()
 
 
 async def test_another_keeper_finds_the_relay_and_a_new_certificate_ends_it(site: RelaySite, tmp_path: Path) -> None:
@@ -261,6 +350,46 @@ async def test_handshakes_that_stand_still_keep_nobody_out(site: RelaySite) -> N
                 assert await early.read() == b"", "the oldest gave way"
         for _, each in idle:
             each.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("retransmits", "probes", "last_ack_ms", "is_cut"),
+    [(1, 0, 20_001, True), (0, 2, 20_001, True), (1, 0, 20_000, False), (0, 1, 90_000, False), (0, 0, 90_000, False)],
+)
+def test_a_peer_that_answers_nothing_is_cut_off_and_one_that_does_not_read_is_not(
+    retransmits: int, probes: int, last_ack_ms: int, is_cut: bool
+) -> None:
+    info = bytes([1, 0, retransmits, probes]) + bytes(52) + last_ack_ms.to_bytes(4, sys.byteorder)
+    assert is_cut_off(info) is is_cut
+    assert is_cut_off_for_gateways(cast("socket.socket", SimpleNamespace(getsockopt=lambda *_: info))) is is_cut
+    with socket.socket() as watched:
+        keep_watch(watched)
+        assert watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0, "it ends those that do not read"
+        assert len(watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)) == 60
+
+
+async def test_gateway_and_relay_end_what_is_cut_off(
+    site: RelaySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scripted(script(b"", "stall")) as served, client_of() as client:
+        monkeypatch.setattr("gateway.upstream.connection.PEER_LOOK_S", 0.02)
+        (there,) = await site.publish(replica("rh-1", served.port))
+        got = post(client, site.endpoint(there))
+        await until("the engine is asked", lambda: served.requests)
+        monkeypatch.setattr("gateway.upstream.connection.is_cut_off", lambda _: True)
+        assert await got.outcome() == "EngineBrokenError"
+    monkeypatch.setattr("controller.runtimes.cluster.host_relay.PEERS_LOOK_S", 0)
+    monkeypatch.setattr("controller.runtimes.cluster.host_relay.is_cut_off", lambda _: True)
+    path, own_port = tmp_path / "relay.json", free_port()
+    async with engine() as one:
+        names = {"rh-1": ("127.0.0.1", one.port, own_port)}
+        path.write_text(json.dumps({"address": HOST, "port": 1, "authority": None, "replicas": names}))
+        serving = asyncio.create_task(Relay(path, socket.create_server((HOST, 0))).serve())
+        reader, _ = await until("it listens", lambda: connect(own_port))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        path.unlink()
+        await serving
 
 
 async def test_hundreds_of_connections_pipe_at_once(site: RelaySite) -> None:
@@ -346,6 +475,18 @@ async def test_metrics_and_mcp_servers_are_asked_through_it(site: RelaySite) -> 
         )
         async with httpx2.AsyncClient(transport=transport) as client:
             assert (await client.post(f"{where.base_url}/mcp")).text == "ok"
+
+
+async def test_a_probe_asks_for_the_chat_template_through_it(site: RelaySite) -> None:
+    async with scripted() as served, aiohttp.ClientSession() as session:
+        (there,) = await site.publish(replica("rh-1", served.port))
+        where = site.endpoint(there)
+        probe = Probe("/health", "", {}, figure_paths=(), template_path="/apply-template")
+        prober = Prober(session, interval_s=0.1, timeout_s=5, wake=lambda: None, clock=time.time)
+        prober.track_targets({"m-0": ProbeTarget(where.base_url, probe, tls=where.tls)})
+        await prober.wait_for_first_round()
+        assert prober.get_health("m-0").system_first is False, "it answered"
+        await prober.close()
 
 
 def test_an_endpoint_without_a_relay_says_nothing_of_one() -> None:

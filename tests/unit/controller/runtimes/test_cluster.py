@@ -415,6 +415,23 @@ async def test_a_host_whose_relay_cannot_be_used_is_refused_with_the_reason(tmp_
     assert (host.relay, host.is_insecure) == (f"127.0.0.1:{port}", True)
 
 
+async def test_a_host_is_never_ready_while_its_relay_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.runtimes.cluster.runtime.ROUND_WAIT_S", 0.02)
+    monkeypatch.setattr("controller.runtimes.cluster.relay_keeper.CHECK_S", 0.1)
+    mute = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    relay = RelayKeeper(tmp_path, "a", "127.0.0.1", mute.sockets[0].getsockname()[1], None)
+    service = HostService(FakeRuntime(time.time), relay=relay)
+    runtime = ClusterRuntime(LocalCarrier({"a": service}, heartbeat_s=BEAT_S), kind="fake")
+    states: list[HostState] = []
+    async with mute, closing(runtime):
+        while len(states) < 20:
+            with contextlib.suppress(RuntimeUnavailableError):  # before its first word
+                await runtime.list_replicas()
+                states.append((await runtime.read_hosts())[0].state)
+    assert HostState.READY not in states
+    assert states[-1] is HostState.REFUSED
+
+
 async def test_a_host_that_says_what_this_version_does_not_know_is_refused(cluster: Cluster) -> None:
     await cluster.runtime.start_replica(request("b"))
     seen = cluster.fakes["b"].replicas[request("b").name]
