@@ -45,6 +45,7 @@ from controller import __version__
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import REPLICA_ENGINES, get_engine
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.cluster.carrier import HostRefusedError
 from controller.runtimes.cluster.host_files import HostFiles
 from controller.runtimes.cluster.relay_keeper import RelayKeeper
 from controller.state import ReplicaId
@@ -53,6 +54,7 @@ from controller.transfers_client import TransfersClient
 log = logging.getLogger(__name__)
 
 AnyWire = TypeVar("AnyWire", bound=Wire)
+AnyReply = TypeVar("AnyReply", bound=HostMessage)
 AnyValue = TypeVar("AnyValue")
 
 
@@ -310,3 +312,20 @@ class HostService:
 
     async def _read_host_mib(self, request: ReplicaRequest) -> MemoryReply:
         return MemoryReply(mib=await self.runtime.read_host_mib(request.name))
+
+
+def read_reply(host: str, content: bytes, kind: type[AnyReply]) -> AnyReply:
+    """Return the answer in a HostReply of a host (empty: that without a name). Raises what it says that was raised
+    there, and HostRefusedError if it cannot be read."""
+    try:
+        reply = HostReply.model_validate_json(content)
+        if (error := reply.error) is None:
+            return kind.model_validate(reply.result)
+    except ValueError as problem:
+        raise HostRefusedError(f"the answer of host {host} cannot be read: {problem}".replace("\n", " ")) from problem
+    if error.kind == "start":
+        raise StartError(error.message, permanent=error.permanent, plain=error.plain)
+    if error.kind == "value":
+        raise ValueError(error.message)
+    message = f"host {host}: {error.message}" if host else error.message
+    raise (HostRefusedError if error.kind == "refused" else RuntimeUnavailableError)(message)

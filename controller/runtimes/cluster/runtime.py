@@ -27,7 +27,6 @@ from contract.hosts import (
     HostReplica,
     HostReplicaId,
     HostReplicas,
-    HostReply,
     LogReply,
     MemoryReply,
     NameRequest,
@@ -60,7 +59,7 @@ from controller.runtimes.cluster.carrier import (
     repeat_work,
 )
 from controller.runtimes.cluster.host_files import HostFiles
-from controller.runtimes.cluster.host_service import from_message, pack_definition, to_message
+from controller.runtimes.cluster.host_service import from_message, pack_definition, read_reply, to_message
 from controller.runtimes.cluster.relay_keeper import check_relay, describe_tls
 from controller.state import Phase, PreflightResult
 
@@ -344,7 +343,7 @@ class ClusterRuntime:
         if content is None:
             raise HostSilentError(f"host {host} does not answer: its heartbeats are missing")
         known.heard_at = self._clock()
-        return _read_reply(host, content, reply)
+        return read_reply(host, content, reply)
 
     # Seeing
 
@@ -777,23 +776,6 @@ class ClusterRuntime:
         if self.head is not None:
             await self.head.close()
         await self._carrier.close()
-
-
-def _read_reply(host: str, content: bytes, kind: type[AnyReply]) -> AnyReply:
-    """Return the answer in a HostReply. Raises what it says that was raised on the host, and HostRefusedError if it
-    cannot be read."""
-    try:
-        reply = HostReply.model_validate_json(content)
-        if (error := reply.error) is None:
-            return kind.model_validate(reply.result)
-    except ValueError as problem:
-        raise HostRefusedError(f"the answer of host {host} cannot be read: {problem}".replace("\n", " ")) from problem
-    if error.kind == "start":
-        raise StartError(error.message, permanent=error.permanent, plain=error.plain)
-    if error.kind == "value":
-        raise ValueError(error.message)
-    message = f"host {host}: {error.message}" if host else error.message
-    raise (HostRefusedError if error.kind == "refused" else RuntimeUnavailableError)(message)
 
 
 async def _gather(questions: Iterable[Awaitable[AnyAnswer]]) -> builtins.list[AnyAnswer | Exception]:
