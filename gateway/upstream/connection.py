@@ -452,9 +452,10 @@ class EngineConnection(asyncio.Protocol):
 
     def watch_peer(self) -> None:
         """Abort the connection once the other machine is no longer reached, which is looked at until it is lost."""
-        if self._is_lost:
+        connection = self._transport.get_extra_info("socket")
+        if self._is_lost or connection is None:  # uvloop tells of the end of TLS a turn after it has let the socket go
             return
-        if is_cut_off(self._transport.get_extra_info("socket")):
+        if is_cut_off(connection):
             self._pool.withdraw_idle(self)
             self.abort()
         else:

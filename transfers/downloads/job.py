@@ -56,9 +56,10 @@ def has_kept_state(folder: ModelsFolder, placed: PlacedFile) -> bool:
     return status is not None and (status.st_size, status.st_mtime_ns) == (placed.size, placed.mtime_ns)
 
 
-def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
+def is_unchanged(folder: ModelsFolder, placed: PlacedFile, check_stop: Callable[[], None] = lambda: None) -> bool:
     """Return whether the file is in the models folder as a download put it. If its size and time are the same, its
-    content is not read; if only the size is, its SHA-256 is compared, which may take minutes. Blocks. Raises OSError.
+    content is not read; if only the size is, its SHA-256 is compared, which may take minutes. `check_stop` is called
+    meanwhile; what it raises is raised. Blocks. Raises OSError.
     """
     if has_kept_state(folder, placed):
         return True
@@ -69,7 +70,7 @@ def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
     if status is None or status.st_size != placed.size:
         return False
     with folder.open_file(placed.path) as descriptor:
-        return hash_file(descriptor, placed.size, lambda: None).sha256 == placed.sha256
+        return hash_file(descriptor, placed.size, check_stop).sha256 == placed.sha256
 
 
 def find_present(
@@ -319,7 +320,7 @@ class DownloadJob:
         folder = self._tools.folder
         is_copy = isinstance(self._reference, HeadReference)
         # A file that is not as it was put there is somebody's own by now.
-        mine = [each for each in self._record.placed if is_copy and is_unchanged(folder, each)]
+        mine = [each for each in self._record.placed if is_copy and is_unchanged(folder, each, self._check_stop)]
         replaceable = {each.path: each for each in mine}
         digests = self._tools.digests if is_copy else None
         present = find_present(folder, resolution, self._list_placed(), self._check_stop, digests, replaceable)

@@ -161,9 +161,9 @@ def test_the_main_file_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     placed: list[str] = []
     place = ModelsFolder.place_file
 
-    def note(self: ModelsFolder, partial: Path, target: str) -> object:
+    def note(self: ModelsFolder, partial: Path, target: str, *, replaces: bool = False) -> object:
         placed.append(target)
-        return place(self, partial, target)
+        return place(self, partial, target, replaces=replaces)
 
     monkeypatch.setattr(ModelsFolder, "place_file", note)
     names = [f"a-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)] + ["mmproj-F16.gguf"]

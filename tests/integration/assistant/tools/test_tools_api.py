@@ -29,9 +29,9 @@ CALCULATE = ToolRoute(name="calculate")
 def nothing_is_left() -> Iterator[None]:
     """End the processes of a gateway that did not end them, so that they disturb no other test."""
     yield
-    for process in map(psutil.Process, _job_processes()):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    for pid in _job_processes():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            psutil.Process(pid).kill()
 
 
 async def test_tools_are_off_by_default(gateway: GatewayHarness) -> None:
