@@ -512,6 +512,8 @@ class ClusterRuntime:
         if self._is_other_relay(seen):
             there, here = ("without", "with") if seen.is_insecure else ("with", "without")
             return f"its relay is {there} TLS, and this head {here}: join it anew with the head's join file of today"
+        if seen.relay is not None and known.reached_relay != seen.relay:
+            return known.problem or "its relay has not been reached yet"
         if abs(seen.schema_version - HOSTS_VERSION) > 1:
             versions = f"its messages are of version {seen.schema_version}, the controller's of {HOSTS_VERSION}"
             return f"{versions}: give both the same version of Roundhouse"
@@ -740,6 +742,7 @@ class ClusterRuntime:
         HostRefusedError if it says what runs there, or did less than three heartbeats ago, or if there is no such
         host."""
         await self._open()
+        is_mute = False
         try:
             seen = await self._ask(name, "observe", ObserveRequest(), HostObservation, ROUND_WAIT_S)
         except (HostSilentError, HostRefusedError) as error:
@@ -750,13 +753,13 @@ class ClusterRuntime:
             if seen.replicas is not None:
                 words = "drain it, and end Roundhouse there, before it is forgotten"
                 raise HostRefusedError(f"host {name} answers: {words}")
-            problem, is_refused = f"its runtime does not answer: {seen.error}", False
+            problem, is_refused, is_mute = f"its runtime does not answer: {seen.error}", False, True
         carried = next((each for each in self._list_hosts() if each.name == name), None)
         if carried is not None:
             known = self._hosts[name]
             known.note_problem(problem, is_refused=is_refused)
             state = self._judge_host(carried, known, self._clock())[0]
-            if state is not HostState.SILENT:
+            if state is not HostState.SILENT and not (state is HostState.REFUSED and is_mute):
                 how = "refused" if state is HostState.REFUSED else "slow"
                 raise HostRefusedError(f"host {name} is {how}, and its heartbeats arrive: it is not forgotten")
         await self._carrier.expel(name)

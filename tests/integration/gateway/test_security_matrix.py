@@ -335,7 +335,7 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                 elif asked.absent_code is not None:
                     check_refusal(asked, said, 404, asked.absent_code, who)
                 else:
-                    assert said[0] == 200, (asked, who, said)
+                    assert said[0] == 200, (said[2], asked, who)
                 if asked.kind == "inference":
                     assert said[1]["x-client-id"] == who
             open_ = 0 if code else 3

@@ -309,7 +309,8 @@ async def test_without_tls_a_sender_is_held_from_the_first_byte(tmp_path: Path, 
                     each.connect_ex(listener.getsockname())
             await site.publish(replica("rh-1", listener.getsockname()[1]))
             _, writer = await until("its port is open", lambda: connect(site.port + 1))
-            with contextlib.suppress(TimeoutError):
+            # On a busy machine the relay may have given up the engine (`CONNECT_S`) before 0.3 s went by without room.
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
                 while sent < 80_000_000:
                     writer.write(bytes(1_000_000))
                     await asyncio.wait_for(writer.drain(), 0.3)
