@@ -174,7 +174,8 @@ class MemoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class RelayFacts:
-    """What is between this machine and the others of an installation with several hosts."""
+    """The relay of this machine, through which other machines of an installation reach its engines, and whether it
+    answers."""
 
     address: str | None = None
     """Address and port of this host's relay. None: this machine has none."""

@@ -15,7 +15,8 @@ from contract.hosts import EngineTls
 
 
 class TlsOptions(TypedDict, total=False):
-    """What aiohttp's requests are given besides the URL. Empty: no relay with TLS is between."""
+    """The arguments of an aiohttp request, besides its URL, that open its connection to a relay with TLS. Empty: there
+    is no such relay on the way."""
 
     ssl: ssl.SSLContext
     server_hostname: str

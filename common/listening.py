@@ -236,6 +236,11 @@ def open_listeners(
     return bind_listeners(hosts, port)
 
 
+def join_address(host: str, port: int) -> str:
+    """Return host and port as URLs have them: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def split_listen_address(listen: str) -> Path | tuple[str, int]:
     """Return the socket's path for `unix:<path>`, or host and port for `host:port` and `[IPv6]:port` (the host without
     its brackets).

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from common.listening import split_listen_address
+from common.listening import join_address, split_listen_address
 from common.network.address_rule import AllowedHosts, parse_allowed_hosts
 from common.settings import AnyLogLevel, LogForm, ProgramSettings, TransfersTokenFile
 from common.shared_token import read_token
@@ -137,10 +137,11 @@ class TransfersSettings(ProgramSettings):
         """Address at which other hosts ask for files of the models folder; None: they cannot."""
         if self.transfers_share_listen is None:
             return None
-        host, _, port = self.transfers_share_listen.rpartition(":")
+        place = self.transfers_share_listen
+        host, _, port = place.rpartition(":")
         if self.host_address is not None and host in _ALL_ADDRESSES:
-            host = f"[{self.host_address}]" if ":" in self.host_address else self.host_address
-        return f"{'http' if self.transfers_share_certificates is None else 'https'}://{host}:{port}"
+            place = join_address(self.host_address, int(port))
+        return f"{'http' if self.transfers_share_certificates is None else 'https'}://{place}"
 
     @property
     def local_folders(self) -> tuple[Path, ...]:

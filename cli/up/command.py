@@ -139,13 +139,14 @@ def head(
     every host. Ctrl-C ends everything, also the engines on other hosts. Exit codes: those of `up`.
     """
     require_ray()
-    from cli.up.hosts import check_address, default_name, find_address, join_place, prepare_head, serve_head
+    from cli.up.hosts import check_address, default_name, find_address, prepare_head, serve_head
     from cli.up.run import UpRun, drop_programs_without_packages, lock_and_check
     from cli.up.supervisor import Announcer, listen_at
+    from common.listening import join_address
 
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host}
     own_address = check_address(address) if address is not None else find_address("192.0.2.1")
-    hosts = f"ray:{join_place(own_address, port)}"
+    hosts = f"ray:{join_address(own_address, port)}"
     settings = read_settings(**options, port=gateway_port, hosts=hosts)
     check_folder(settings.desired)
     check_models(settings.models)

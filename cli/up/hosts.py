@@ -34,6 +34,7 @@ from cli.up.run import (
 )
 from cli.up.service import ServiceRun
 from cli.up.supervisor import Announcer, ChildSpec, FatalExit, remove_record
+from common.listening import join_address
 from controller.runtimes.cluster import door as doors
 from controller.runtimes.cluster.host_actor import JOIN_VARIABLE, LOCK_NAME, NAME_VARIABLE
 from controller.runtimes.cluster.material import (
@@ -52,6 +53,7 @@ from controller.runtimes.cluster.ray_node import (
     RefusedError,
     make_request,
     ray_version,
+    remove_folder,
     sign_host,
     split_head,
 )
@@ -77,7 +79,8 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class HeadSetup:
-    """What a head runs with."""
+    """What `serve_head` needs: the settings and the programs of a head, what its door compares hosts with, the token of
+    joining, and the command that an operator types on a further machine."""
 
     settings: ControllerSettings
     specs: list[ChildSpec]
@@ -129,7 +132,6 @@ def prepare_head(
 async def serve_head(setup: HeadSetup, run: UpRun | ServiceRun, announcer: Announcer) -> int:
     """Run the programs of a head and its door, and return the exit code. Raises CommandError if the door's address is
     taken."""
-
     asked = ControllerRegister(setup.settings)
     register = doors.HostRegister(asked.list_hosts, asked.drain_host, asked.remove_host)
     door = doors.Door(setup.facts, setup.token, register=register, clock=time.time, say=announcer.print_note)
@@ -196,7 +198,7 @@ def trust_words(token_file: Path, head: str, *, ends_engines: bool) -> tuple[str
 def share_variables(state: Path, address: str, port: int, *, is_insecure: bool) -> dict[str, str]:
     """Return the variables by which a machine's `transfers` gives its model files to the other hosts. `port`: of the
     head."""
-    folder, where = cluster_folder(state), join_place(address, port + FILES_PORT)
+    folder, where = cluster_folder(state), join_address(address, port + FILES_PORT)
     certificates = {} if is_insecure else {"ROUNDHOUSE_TRANSFERS_SHARE_CERTIFICATES": str(folder)}
     token = {"ROUNDHOUSE_TRANSFERS_SHARE_TOKEN_FILE": str(HostCredentials.in_state(state).token)}
     return {"ROUNDHOUSE_TRANSFERS_SHARE_LISTEN": where, **token, **certificates}
@@ -273,8 +275,8 @@ async def end_earlier(state: Path) -> None:
 
 
 class JoinRun(SupervisedRun):
-    """One run of `join`: keeps this machine a host until a signal. The caller holds the lock of the state folder until
-    `run` has returned."""
+    """Supervises the programs that make this machine a host: Ray's node, and `transfers`. Use one object for one run of
+    `roundhouse join`. The caller holds the lock of the state folder until `run` has returned."""
 
     def __init__(
         self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer, *, ends_engines: bool
@@ -318,9 +320,10 @@ class JoinRun(SupervisedRun):
 
 
 class LeaveRun:
-    """One run of `leave`. `say` takes a line for the operator."""
+    """Takes this machine out of an installation. Use one object for one run of `roundhouse leave`."""
 
     def __init__(self, settings: ControllerSettings, membership: Membership, say: Callable[[str], None]) -> None:
+        """`membership`: which head it joined, under which name. `say` takes a line for the operator."""
         self._settings = settings
         self._membership = membership
         self._state = settings.state.absolute()
@@ -340,6 +343,7 @@ class LeaveRun:
             await self._ask("left")
         except doors.DoorError as error:
             self._say(f"{error}: `roundhouse hosts forget {name}` on the head takes it out of the list")
+        remove_folder(self._state)
         shutil.rmtree(cluster_folder(self._state), ignore_errors=True)
         for each in (IDENTITY_NAME, LOCK_NAME):
             (self._state / each).unlink(missing_ok=True)
@@ -424,11 +428,6 @@ def find_address(towards: str) -> str:
     if ip_address(found).is_loopback:
         raise CommandError(f"{towards} is this machine itself, where the head runs: join from another", ExitCode.USAGE)
     return found
-
-
-def join_place(address: str, port: int) -> str:
-    """Return address and port as one text, an IPv6 address in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 async def _find_runtime(settings: ControllerSettings, instance: str) -> str:

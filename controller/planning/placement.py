@@ -246,8 +246,9 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class StartHistory:
-    """What earlier tries say of the hosts for one replica of a model that is to start. `recheck_s`: see
-    `PreflightResult.is_fresh`; `failed_keys`: what has failed since the observation."""
+    """The failures of earlier starts, preflights, image pulls and copies of one replica's model, host by host: which
+    hosts they bar, and which they make a second choice. `now`: Unix time in seconds. `recheck_s`: see
+    `PreflightResult.is_fresh`. `failed_keys`: replicas whose failure this plan reports, and the observation lacks."""
 
     model: DesiredModel
     index: int

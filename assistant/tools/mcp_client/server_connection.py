@@ -585,7 +585,8 @@ class ServerConnection:
                         self._wake.set()
             except ListenNotSupportedError:
                 return
-            except Exception:  # noqa: BLE001 - whatever a server makes of the library: it is tried again
+            except Exception:  # whatever a server makes of the library: it is tried again
+                logger.debug("listening to an MCP server ended", exc_info=True)
                 delay_s = min(REFRESH_S, 2 * delay_s)
             self._wake.set()  # what it told meanwhile was missed
             await asyncio.sleep(delay_s)

@@ -54,7 +54,8 @@ Frame = Mapping[str, Any]
 
 
 def pack_frame(frame: Frame) -> bytes:
-    """Return a frame as it is sent."""
+    """Return a frame as the bytes that go over the socket: four bytes with the length of its JSON, in network order,
+    and the JSON."""
     content = json.dumps(frame, separators=(",", ":")).encode()
     return _LENGTH.pack(len(content)) + content
 

@@ -42,7 +42,8 @@ HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 class JoinRequest(Wire):
-    """Who asks to join. `now`: Unix time by its clock. `instance` None: its state folder is new."""
+    """A host's request to its head's door: to join, to be drained, or to be forgotten. `now`: Unix time in seconds by
+    the host's clock. `instance`: the installation of its state folder; None: that is new."""
 
     door_version: int = DOOR_VERSION
     name: str
@@ -62,7 +63,9 @@ class JoinRequest(Wire):
 
 
 class JoinReply(Wire):
-    """What the head answers. `refusal`: why it may not join, one sentence without an end; None: it may."""
+    """The door's answer to a `JoinRequest`. `refusal`: why the head does not do what was asked, one sentence without an
+    end; None: it does. `instance`, `address` (of Ray's head), `runtime` and `is_insecure`: what a host needs to
+    join."""
 
     door_version: int = DOOR_VERSION
     refusal: str | None = None
@@ -79,7 +82,7 @@ class JoinReply(Wire):
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What a head compares who asks with."""
+    """The installation, address and versions of a head, with which its door compares those of a host that asks."""
 
     instance: str
     address: str
@@ -101,7 +104,7 @@ class KnownHost:
 
     @property
     def is_live(self) -> bool:
-        """Whether it may still run engines."""
+        """Whether engines may run there: False for a host that is lost, whose name and address others may take."""
         return self.state != "lost"
 
 
@@ -116,7 +119,8 @@ class DoorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HostRegister:
-    """What a door asks of the head's controller. Each raises DoorError."""
+    """The controller's functions that a door calls: list the hosts, drain one, forget one. Each raises DoorError if the
+    controller does not answer or refuses."""
 
     list_hosts: Callable[[], Awaitable[Iterable[KnownHost]]]
     """Returns the hosts that the controller lists."""

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from contract.downloads import FINAL_STATES, CopyOrder, Download
@@ -172,6 +173,6 @@ class HostFiles:
 def _describe(stamp: Stamp) -> str:
     if any(os.path.realpath(name) != name for name, _, _ in stamp):  # the models folders are resolved
         return ""  # links are not copied between hosts: such a model is the host's own
-    folder = os.path.commonpath([os.path.dirname(name) for name, _, _ in stamp]) if stamp else ""  # noqa: PTH120
+    folder = os.path.commonpath([Path(name).parent for name, _, _ in stamp]) if stamp else ""
     files = sorted((os.path.relpath(name, folder), size, mtime) for name, size, mtime in stamp)
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]

@@ -63,9 +63,9 @@ class _Handshake(ssl.SSLObject):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the relay serves. `replicas`: the engine's address by server name; `ports`: the server name by the port that
-    only a relay without TLS has for it. `listens`: all else in the file. When that changes, the table is another
-    relay's."""
+    """The routing table of a relay. `replicas`: server name to the engine's host and port. `ports`: port of the relay
+    to server name, where there is no TLS; else empty. `listens`: the other fields of the file: the relay's address and
+    TLS files; when they change, the table is another relay's."""
 
     listens: dict[str, Any]
     replicas: dict[str, Address]
@@ -257,7 +257,8 @@ class _ClientSide(asyncio.Protocol):
             self.transport.resume_reading()
 
     def send(self, data: bytes) -> None:
-        """Send the next bytes of the answer."""
+        """Send bytes of the engine to the client, encrypted if there is TLS. `pause_writing` bounds what is not sent
+        yet."""
         if self._tls is None:
             self.transport.write(data)
             return
@@ -396,7 +397,7 @@ class Relay:
             self._shaking[client] = time.monotonic()
 
     def end_handshake(self, client: _ClientSide) -> None:
-        """Stop counting a handshake."""
+        """Take a client out of those whose handshake is under way, which are bounded in number and time."""
         self._shaking.pop(client, None)
 
     def remove_client(self, client: _ClientSide) -> None:
@@ -477,7 +478,7 @@ def main() -> int:
     try:
         uvloop.run(_main(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.error("%s", error)  # noqa: TRY400 # the keeper reads the last line
+        sys.stderr.write(f"{error}\n")  # the keeper reads the last line
         return 1
     return 0
 

@@ -144,7 +144,7 @@ class RayCarrier:
         self._first = {"address": address, "instance": instance, "heartbeat_s": HEARTBEAT_S}
         self._environment = dict(environment)
         self._file = file
-        self._log_file = log_file
+        self._log_file = log_file or Path(os.devnull)
         self._command = tuple(command)
         self._clock = clock
         self._hosts: dict[str, _RayHost] = {}
@@ -299,7 +299,7 @@ class RayCarrier:
         """Run one bridge until it ends, and kill it if it is mute. Returns whether it was connected."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        with theirs, open(self._log_file or os.devnull, "ab") as output:  # noqa: ASYNC230, PTH123 - a local log
+        with theirs, self._log_file.open("ab") as output:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._command,

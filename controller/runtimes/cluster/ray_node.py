@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import errno
 import hashlib
 import ipaddress
 import os
@@ -17,6 +18,7 @@ import platform
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -89,13 +91,19 @@ def ray_version() -> str | None:
 
 
 def choose_folder(state: Path) -> Path:
-    """Return the folder for Ray's sockets and logs: `ray` in the state folder, or one of this user's in the folder for
-    temporary files if the paths of sockets there would be too long."""
+    """Return the folder for Ray's sockets and logs. It is in the state folder, or in one of this user's in the folder
+    for temporary files if the paths of sockets would be too long."""
     folder = cluster_folder(state.absolute()) / "ray"
     if len(os.fsencode(folder)) <= _SOCKET_BYTES:
         return folder
     name = hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"rh-{os.getuid()}-{name}"
+    return Path(tempfile.gettempdir()) / f"rh-{os.getuid()}-{name}" / "ray"
+
+
+def remove_folder(state: Path) -> None:
+    """Remove Ray's sockets and logs of a machine that has ended Ray, and is no head. Blocks."""
+    folder = choose_folder(state)
+    shutil.rmtree(folder if folder.parent == cluster_folder(state.absolute()) else folder.parent, ignore_errors=True)
 
 
 def build_ray_command(
@@ -385,6 +393,8 @@ class _Program:
         finally:
             _end_earlier_actors(folder)
         if self.stop.is_set():
+            if not is_head:  # whose tables name a session there
+                remove_folder(self.state)
             return 0
         self.say(f"Ray has ended: {words}")
         return EXIT_ENDED
@@ -424,14 +434,18 @@ def _find_taken(address: str, ports: Sequence[int]) -> str | None:
 
 def _prepare_folder(folder: Path, *, is_head: bool) -> None:
     """Make the folder for Ray's sockets and logs, without what an earlier run has left. Raises OSError."""
+    # Ray opens its folder to all users: the one around it keeps them out, and may be nobody else's.
+    around = folder.parent
+    around.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = around.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(errno.EACCES, "is a link, another user's or open to others: remove it", str(around))
     if is_head:
         # Ray keeps the name of a session in its tables; this file only makes it look for another head.
         (folder / "ray_current_cluster").unlink(missing_ok=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(13, f"{folder} is another user's")
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _end_earlier_actors(folder: Path) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from common.atomic_write import write_atomic
 from common.host_tls import HostContexts
+from common.listening import join_address
 from contract.hosts import EngineTls, HostReplica
 from controller.runtimes.cluster import host_relay
 from controller.settings import ControllerSettings
@@ -92,11 +93,6 @@ def end_relay(state: Path) -> None:
     """End the relay of the host with this state folder, with what is open there, once its engines have ended. Nobody
     may keep it running. Raises OSError."""
     (relay_folder(state) / TABLE_NAME).unlink(missing_ok=True)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return an address with its port, as URLs have it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def name_server(replica: str, host: str) -> str:

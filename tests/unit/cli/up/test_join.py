@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,13 @@ from cli.up.supervisor import MARK_ENV, Announcer, ChildSpec, mark_variables
 from controller.runtimes.cluster.door import DoorError
 from controller.runtimes.cluster.host_actor import JOIN_VARIABLE
 from controller.runtimes.cluster.material import HostCredentials, Membership, ensure_material
-from controller.runtimes.cluster.ray_node import EXIT_REFUSED, build_environment
+from controller.runtimes.cluster.ray_node import (
+    EXIT_REFUSED,
+    _prepare_folder,
+    build_environment,
+    choose_folder,
+    remove_folder,
+)
 from controller.runtimes.cluster.runtime import NO_HOST
 from controller.settings import load_settings
 from controller.state_dir import IDENTITY_NAME
@@ -111,6 +118,28 @@ def test_what_ray_starts_does_not_count_as_the_program_that_started_ray(tmp_path
     environment = {MARK_ENV: "ray node:1:2", "RAY_ADDRESS": "x", "LANG": "C"}
     built = build_environment(environment, HostCredentials.in_state(tmp_path), is_insecure=True)
     assert {"LANG"} == environment.keys() & built.keys()
+
+
+def test_the_folder_of_ray_s_sockets_is_closed_to_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    folder = choose_folder(tmp_path / ("long" * 10))
+    assert folder.parent.parent == tmp_path / "tmp"
+    _prepare_folder(folder, is_head=False)
+    folder.chmod(0o777)  # as Ray does
+    (folder / "socket").touch()
+    _prepare_folder(folder, is_head=False)
+    assert (folder.parent.stat().st_mode & 0o777, list(folder.iterdir())) == (0o700, [])
+    remove_folder(tmp_path / ("long" * 10))
+    assert not folder.parent.exists()
+    folder.parent.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="is a link, another user's or open to others"):
+        _prepare_folder(folder, is_head=True)
+    folder.parent.unlink()
+    folder.parent.mkdir()
+    folder.parent.chmod(0o755)
+    with pytest.raises(PermissionError):
+        _prepare_folder(folder, is_head=False)
 
 
 @pytest.mark.parametrize("way", ["down", "leave"])
